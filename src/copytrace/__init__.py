@@ -1,0 +1,32 @@
+"""copytrace shows which layer of an array storage stack made which copy of the data."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from copytrace.probes import Probe, Site
+    from copytrace.report import Report
+    from copytrace.session import Session, operation, session
+    from copytrace.trace import load
+
+__version__ = "0.1.0"
+
+__all__ = ["Probe", "Report", "Session", "Site", "__version__", "load", "operation", "session"]
+
+_HOME = {
+    "Probe": "probes",
+    "Report": "report",
+    "Session": "session",
+    "Site": "probes",
+    "load": "trace",
+    "operation": "session",
+    "session": "session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"copytrace.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
