@@ -1,0 +1,108 @@
+"""A spool directory -> a Trace: what the recorders left is read, put into one order and resolved to names."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from copytrace import allocations, recorder, transfers
+from copytrace.allocations import Segment
+from copytrace.errors import CopytraceError
+from copytrace.frames import native_frame
+from copytrace.model import ProbeStatus, Trace, Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+HEADER = "session.json"
+
+
+def describe(spool: Path, **facts: Any) -> None:
+    """Note in the spool what only the running process knows, so that a run that does not end can be read."""
+    probes = [asdict(probe) for probe in facts.pop("probes", ())]
+    segments = [[segment.path.name, segment.first_mark, segment.native] for segment in facts.pop("segments", ())]
+    temporary = spool / f"{HEADER}.new"
+    temporary.write_text(json.dumps({**facts, "probes": probes, "segments": segments}, default=str))
+    temporary.replace(spool / HEADER)
+
+
+def assemble(
+    spool: Path,
+    segments: Sequence[Segment],
+    *,
+    environment: dict[str, Any],
+    probes: tuple[ProbeStatus, ...],
+    notes: Sequence[str],
+    label: str,
+    native: bool,
+    min_bytes: int,
+    reason: str = "",
+    between: tuple[int, int] | None = None,
+    complete: bool = True,
+) -> Trace:
+    """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says why memray was absent."""
+    moved, marks = transfers.read(spool)
+    spans, seen, sites, attributes = recorder.read_spool(spool)
+    if segments:
+        blocks, unread = allocations.read(segments, marks)
+    else:
+        blocks, unread = allocations.absent(reason), []
+    moved = replace(moved, callers=tuple(native_frame(f.function, "", 0, f.file) for f in moved.callers))
+    if between:
+        first, last = between
+        spans = spans[(spans["enter"] >= first) & (spans["enter"] <= last)]
+        seen = seen[np.isin(seen["span"], spans["id"])]
+        marks = marks[(marks["sequence"] >= first) & (marks["sequence"] <= last)]
+        moved = _between(moved, first, last)
+    return Trace(
+        spans=spans,
+        seen=seen,
+        marks=marks,
+        sites=sites,
+        attributes=attributes,
+        allocations=blocks,
+        transfers=moved,
+        environment=environment,
+        probes=probes,
+        notes=(*notes, *unread),
+        label=label,
+        native=native,
+        min_bytes=min_bytes,
+        complete=complete,
+    )
+
+
+def _between(moved: Transfers, first: int, last: int) -> Transfers:
+    inside = (moved.rows["sequence"] >= first) & (moved.rows["sequence"] <= last)
+    return replace(moved, rows=moved.rows[inside])
+
+
+def recover(spool: Path) -> Trace:
+    """The trace of a run that did not end, from its spool directory.
+
+    Raises CopytraceError when the directory is not such a spool.
+    """
+    try:
+        facts = json.loads((spool / HEADER).read_text())
+        segments = [Segment(spool / str(name), int(first), bool(native)) for name, first, native in facts["segments"]]
+        probes = tuple(ProbeStatus(**{**probe, "sites": tuple(probe["sites"])}) for probe in facts["probes"])
+        return assemble(
+            spool,
+            segments,
+            environment=dict(facts["environment"]),
+            probes=probes,
+            notes=["the run did not end: this is what it had recorded until then", *facts["notes"]],
+            label=str(facts["label"]),
+            native=bool(facts["native"]),
+            min_bytes=int(facts["min_bytes"]),
+            reason=str(facts["reason"]),
+            complete=False,
+        )
+    except FileNotFoundError as error:
+        raise CopytraceError(f"{spool}: a directory, but not what a copytrace run leaves") from error
+    except (KeyError, ValueError, TypeError) as error:
+        raise CopytraceError(f"{spool}: damaged leftovers of a copytrace run ({type(error).__name__})") from error

@@ -1,0 +1,33 @@
+"""What a report says of where it was made: versions, and nothing that names a machine or a person."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from typing import Any
+
+PACKAGES = (
+    "aiobotocore", "aiohttp", "botocore", "copytrace", "cramjam", "cubed", "dask", "fsspec", "gcsfs", "h5py", "icechunk", "kerchunk", "memray",
+    "numcodecs", "numpy", "obspec", "obstore", "pyarrow", "s3fs", "tensorstore", "virtualizarr", "wrapt", "xarray", "zarr", "zarrista", "zarrs",
+)  # fmt: skip
+"""Distributions whose versions matter to a copy; those that are imported or part of copytrace are listed."""
+
+_ALWAYS = {"copytrace", "memray", "numpy", "wrapt"}
+
+
+def describe() -> dict[str, Any]:
+    """Python, platform and the versions of the array libraries that are imported."""
+    packages = {}
+    for name in PACKAGES:
+        if name in _ALWAYS or name in sys.modules:
+            try:
+                packages[name] = metadata.version(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return {
+        "python": platform.python_version(),
+        "implementation": platform.python_implementation(),
+        "platform": f"{platform.system()}-{platform.machine()}-{'-'.join(part for part in platform.libc_ver() if part)}".rstrip("-"),
+        "packages": packages,
+    }

@@ -1,0 +1,189 @@
+"""Module, crate or library -> layer and project; the source of an installed version as a permalink.
+
+A layer is who is answerable for a copy: the nearest frame that belongs to a known library. CPython, the standard library and
+numpy only carry out the order and have no layer; the conversions in :data:`CARRIERS` carry out the order of their caller.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from copytrace.model import Frame
+
+MODULE_LAYERS = {
+    "zarr.core.buffer": "zarr.buffer",
+    "zarr.buffer": "zarr.buffer",
+    "zarr.core.codec_pipeline": "zarr.pipeline",
+    "zarr.core.chunk_utils": "zarr.pipeline",
+    "zarr.core.indexing": "zarr.array",
+    "zarr.codecs": "zarr.codecs",
+    "zarr.abc.codec": "zarr.codecs",
+    "zarr.storage": "zarr.storage",
+    "zarr.abc.store": "zarr.storage",
+    "zarr.core.sync": "",
+    "zarr._storage": "zarr.storage",
+    "zarr.testing": "zarr.storage",
+    "zarr": "zarr.array",
+    "s3fs": "s3fs",
+    "gcsfs": "gcsfs",
+    "aiobotocore": "botocore",
+    "botocore": "botocore",
+    "copytrace": "",
+    "numpy": "",
+    "wrapt": "",
+    "memray": "",
+    "asyncio": "",
+}
+"""Longest dotted prefix wins; a module that none fits has the layer of its top-level package."""
+
+CRATE_LAYERS = {
+    "_obstore": "obstore",
+    "pyo3_object_store": "obstore",
+    "pyo3_bytes": "obstore",
+    "object_store": "",
+    "_icechunk_python": "icechunk",
+    "icechunk": "icechunk",
+    "icechunk_storage": "icechunk",
+    "icechunk_arrow_object_store": "icechunk",
+    "_zarrista": "zarrista",
+    "zarrista": "zarrista",
+    "zarrs_python": "zarrs",
+    "zarrs": "zarrs",
+    "_internal": "",
+}
+"""Crates that answer for their copies. A crate that is not here (``object_store``, ``bytes``) answers under the library it is built into."""
+
+LIBRARY_LAYERS = {
+    "_obstore": "obstore",
+    "_icechunk_python": "icechunk",
+    "_zarrista": "zarrista",
+    "zarrs": "zarrs",
+    "zarrs_python": "zarrs",
+    "_ssl": "",
+    "_socket": "",
+}
+
+CARRIER_LIBRARIES = re.compile(
+    r"^(lib(python|c|m|pthread|dl|rt|stdc\+\+|gcc_s|z|ssl|crypto)\b|ld-|python3|_multiarray_umath|_umath|_simd|lib.*blas)"
+)
+"""Base names of shared objects that only carry out orders."""
+
+CARRIERS = frozenset(
+    f"zarr.core.buffer.{module}.{function}"
+    for module in ("core", "cpu", "gpu")
+    for function in ("Buffer.to_bytes", "Buffer.as_buffer_like", "Buffer.as_numpy_array", "NDBuffer.as_numpy_array", "NDBuffer.copy")
+)
+"""Conversions whose caller is answerable: it asked for another form of the bytes."""
+
+_TOKIO_AND_STD = re.compile(r"^(std|core|alloc|tokio|futures|futures_util|futures_core|pyo3|pyo3_async_runtimes|rayon|rayon_core|bytes)$")
+
+
+def project_of(layer: str) -> str:
+    """The distribution a layer belongs to: ``zarr.buffer`` -> ``zarr``."""
+    return layer.split(".", 1)[0] if layer.startswith("zarr.") else layer
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+@cache
+def layer_of_module(module: str, installed: bool) -> str:
+    """The layer of a Python module; ``installed`` says that its file lies in site-packages."""
+    parts = module.split(".")
+    for n in range(len(parts), 0, -1):
+        layer = MODULE_LAYERS.get(".".join(parts[:n]))
+        if layer is not None:
+            return layer
+    if installed:
+        names = _distributions().get(parts[0])
+        return names[0] if names else parts[0]
+    return "user"
+
+
+@cache
+def layer_of_native(function: str, crate: str, library: str) -> str:
+    """The layer of a native frame, empty for what only carries out orders.
+
+    ``crate`` is the Rust crate of the function, ``library`` the base name of the shared object when it is known. Cython functions name their
+    module in the symbol (``__pyx_pw_9numcodecs_4zstd_1compress``).
+    """
+    if CARRIER_LIBRARIES.match(library):
+        return ""
+    if function.startswith("__pyx_"):
+        module = cython_name(function)
+        return layer_of_module(module, True) if "." in module else ""
+    if crate and not _TOKIO_AND_STD.match(crate):
+        layer = CRATE_LAYERS.get(crate)
+        if layer is not None:
+            return layer or LIBRARY_LAYERS.get(library.split(".", 1)[0], "")
+    stem = library.split(".", 1)[0]
+    if not stem or stem == "<unknown>":
+        return ""
+    return LIBRARY_LAYERS.get(stem, "")
+
+
+@cache
+def cython_name(symbol: str) -> str:
+    """The dotted name in a Cython symbol, or the symbol itself.
+
+    >>> cython_name("__pyx_pw_9numcodecs_4zstd_1compress")
+    'numcodecs.zstd.compress'
+    """
+    match = re.match(r"__pyx_(?:pw|pf|fuse_\d+_*pw|f|tp_\w+?|gb)_", symbol)
+    if not match:
+        return symbol
+    rest, names = symbol[match.end() :], []
+    while found := re.match(r"(\d+)(?=[A-Za-z_])", rest):
+        size = int(found.group(1))
+        name = rest[found.end() : found.end() + size]
+        tail = rest[found.end() + size :]
+        if len(name) < size or (tail and not tail.startswith("_")):
+            break
+        names.append(name)
+        rest = tail[1:]
+    last = re.sub(r"^\d+", "", rest).split(".", 1)[0]
+    return ".".join([*names, last] if last else names) or symbol
+
+
+SOURCES = {
+    "zarr": (
+        ("3", "https://github.com/zarr-developers/zarr-python/blob/v{version}/src/{file}"),
+        ("2", "https://github.com/zarr-developers/zarr-python/blob/v{version}/{file}"),
+    ),
+    "numcodecs": (
+        ("0.16", "https://github.com/zarr-developers/numcodecs/blob/v{version}/src/{file}"),
+        ("0", "https://github.com/zarr-developers/numcodecs/blob/v{version}/{file}"),
+    ),
+    "fsspec": (("0", "https://github.com/fsspec/filesystem_spec/blob/{version}/{file}"),),
+    "s3fs": (("0", "https://github.com/fsspec/s3fs/blob/{version}/{file}"),),
+    "aiohttp": (("3", "https://github.com/aio-libs/aiohttp/blob/v{version}/{file}"),),
+    "xarray": (("0", "https://github.com/pydata/xarray/blob/v{version}/{file}"),),
+    "dask": (("0", "https://github.com/dask/dask/blob/{version}/{file}"),),
+    "botocore": (("1", "https://github.com/boto/botocore/blob/{version}/{file}"),),
+    "icechunk": (("2", "https://github.com/earth-mover/icechunk/blob/v{version}/icechunk-python/python/{file}"),),
+}
+"""Distribution -> (from this version on, where the file of a wheel lies), newest first."""
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def permalink(frame: Frame, versions: Mapping[str, str]) -> str:
+    """The source line of a Python frame at the installed version's tag, empty when that is not known for certain."""
+    package = frame.file.split("/", 1)[0]
+    version = versions.get(package, "")
+    if frame.native or not frame.line or not re.fullmatch(r"\d+(\.\d+)*", version):
+        return ""
+    for since, template in SOURCES.get(package, ()):
+        if _numbers(version) >= _numbers(since):
+            return f"{template.format(version=version, file=frame.file)}#L{frame.line}"
+    return ""

@@ -1,0 +1,167 @@
+"""Spans -> operations: which call moved an array region, through which store and codecs, and which span belongs to which of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from copytrace.model import COPY_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from copytrace.model import SiteInfo, Trace
+
+METADATA_KEYS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+_ROOTS = frozenset({"request", "encode", "decode"})
+
+
+@dataclass(slots=True)
+class SpanView:
+    """One span with its place in the tree. ``operation`` is the id of the operation's span, 0 for none."""
+
+    id: int
+    parent: int
+    site: SiteInfo
+    attributes: Mapping[str, Any]
+    thread: int
+    enter: int
+    exit: int
+    started: int
+    ended: int
+    payload: int
+    error: bool
+    operation: int = 0
+    children: list[int] = field(default_factory=list)
+
+    @property
+    def is_metadata(self) -> bool:
+        return str(self.attributes.get("key", "")).rsplit("/", 1)[-1] in METADATA_KEYS
+
+
+@dataclass(slots=True)
+class Operation:
+    """One call that moves an array region."""
+
+    root: SpanView
+    direction: str
+    api: str
+    store: str
+    codecs: tuple[str, ...]
+    payload: int
+    errors: int
+    chunks: int
+
+    @property
+    def label(self) -> str:
+        return " . ".join(part for part in (self.direction, self.api, self.store, "+".join(self.codecs)) if part)
+
+
+@dataclass(slots=True)
+class Operations:
+    """``spans`` by id in order of id; ``by_root`` the operations by the id of their outermost span."""
+
+    spans: dict[int, SpanView]
+    by_root: dict[int, Operation]
+
+
+def group(trace: Trace) -> Operations:
+    """Find the operations of a trace. Spans below none of them (metadata, code of the user's own) have ``operation`` 0."""
+    spans: dict[int, SpanView] = {}
+    for row in sorted(trace.spans.tolist()):
+        number, parent, site, attributes, thread, enter, leave, started, ended, payload, error = row
+        spans[number] = SpanView(
+            number, parent, trace.sites[site], trace.attributes[attributes], thread, enter, leave, started, ended, payload, bool(error)
+        )
+    for span in spans.values():
+        above = spans.get(span.parent)
+        if above is not None:
+            above.children.append(span.id)
+            if above.operation:
+                span.operation = above.operation
+                continue
+        if span.site.kind == "operation":
+            span.operation = span.id
+    _adopt_lone_roots(spans)
+    members: dict[int, list[SpanView]] = {}
+    for span in spans.values():
+        if span.operation:
+            members.setdefault(span.operation, []).append(span)
+    return Operations(spans, {root: _operation(spans[root], inside, spans) for root, inside in members.items()})
+
+
+def _adopt_lone_roots(spans: dict[int, SpanView]) -> None:
+    """A store or codec called outside any array operation is an operation of its own, unless it is after metadata."""
+    for span in spans.values():
+        if span.operation:
+            continue
+        above = spans.get(span.parent)
+        if above is not None and above.operation:
+            if spans[above.operation].site.kind != "operation":
+                span.operation = above.operation
+        elif span.site.kind in _ROOTS and not _below_metadata(span, spans):
+            span.operation = span.id
+
+
+def _below_metadata(span: SpanView | None, spans: dict[int, SpanView]) -> bool:
+    while span is not None:
+        if span.is_metadata:
+            return True
+        span = spans.get(span.parent)
+    return False
+
+
+def _operation(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView]) -> Operation:
+    requests = [span for span in inside if span.site.kind == "request" and not span.is_metadata]
+    outermost = [span for span in requests if not _has_request_above(span, spans)]
+    described = [span.attributes for span in inside if span.site.kind == "operation"]
+    store = next((str(a["store"]) for a in described if a.get("store")), "")
+    if not store and outermost:
+        store = str(outermost[0].attributes.get("store", ""))
+    codecs = next((tuple(a["codecs"]) for a in described if a.get("codecs")), ())
+    if not codecs and root.site.kind in ("encode", "decode"):
+        codecs = (str(root.attributes.get("codec") or root.site.name.rsplit(".", 1)[0].rsplit(".", 1)[-1].lower()),)
+    direction = root.site.direction or next((s.site.direction for s in inside if s.site.kind == "operation" and s.site.direction), "")
+    if not direction:
+        direction = root.site.kind if root.site.kind in ("encode", "decode") else next((s.site.direction for s in requests if s.site.direction), "")
+    api = str(root.attributes.get("api") or root.attributes.get("label") or root.site.name)
+    return Operation(
+        root=root,
+        direction=direction,
+        api=api,
+        store=store,
+        codecs=codecs,
+        payload=_payload(root, inside, spans),
+        errors=int(root.error),
+        chunks=len(outermost),
+    )
+
+
+def _has_request_above(span: SpanView, spans: dict[int, SpanView]) -> bool:
+    above = spans.get(span.parent)
+    while above is not None:
+        if above.site.kind == "request":
+            return True
+        above = spans.get(above.parent)
+    return False
+
+
+def _payload(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView]) -> int:
+    """Bytes of the region: what the root says, or the sum over the operations directly below that say it."""
+    if root.payload:
+        return root.payload
+    total = 0
+    for span in inside:
+        if span is root or not span.payload:
+            continue
+        above = spans.get(span.parent)
+        while above is not None and above is not root and not above.payload:
+            above = spans.get(above.parent)
+        if above is root:
+            total += span.payload
+    return total
+
+
+def is_mover(span: SpanView) -> bool:
+    """Whether the span's site moves bytes by itself."""
+    return span.site.kind in COPY_KINDS
