@@ -1,0 +1,272 @@
+"""The ``copytrace`` command."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
+
+import typer
+
+from copytrace.errors import CopytraceError
+from copytrace.runner import Program, hide_own_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from copytrace.report import By, Report
+
+app = typer.Typer(
+    name="copytrace",
+    help="Shows which layer of an array storage stack made which copy of the data.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+TraceFile = Annotated[
+    str, typer.Argument(metavar="FILE", help="A trace, a report as JSON, or what a crashed run left (.partial).")
+]
+Output = Annotated[str | None, typer.Option("-o", "--output", metavar="OUT", help="Write to this file.")]
+Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite the output file.")]
+
+
+class Format(StrEnum):
+    """How a report is written."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+    html = "html"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", metavar="text|markdown|json", help="How to write it.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A ``copytrace run`` that was parsed and is carried out when the command line is off the stack."""
+
+    program: Program
+    out: Path
+    overwrite: bool
+    quiet: bool
+    options: dict[str, Any]
+
+    @property
+    def partial(self) -> Path:
+        """Where the recorders write while the program runs."""
+        return Path(f"{self.out}.partial")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Carry out the command line and exit: 0, 1 (error or limit exceeded), 2 (usage), or a run program's own status."""
+    runs: list[Run] = []
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=None if arguments is None else list(arguments), prog_name="copytrace", obj=runs)
+    except CopytraceError as error:
+        _say(str(error))
+        raise SystemExit(1) from None
+    except SystemExit as done:
+        if done.code or not runs:
+            raise
+    execute(runs[0])
+
+
+# --- run -------------------------------------------------------------------------------------------------------------
+
+
+@app.command(
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+    help="Run a program and record its copies. What comes after the program's name is the program's.",
+)
+def run(
+    context: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="(SCRIPT | -m MODULE | -c CODE) [ARGS]...", show_default=False)],
+    module: Annotated[bool, typer.Option("-m", help="The program is a module.")] = False,
+    code: Annotated[bool, typer.Option("-c", help="The program is a piece of code.")] = False,
+    output: Annotated[str | None, typer.Option("-o", "--output", metavar="FILE", help="Name of the trace.")] = None,
+    force: Force = False,
+    no_native: Annotated[bool, typer.Option("--no-native", help="No native frames on stacks.")] = False,
+    no_memray: Annotated[bool, typer.Option("--no-memray", help="Do not record allocations.")] = False,
+    no_transfers: Annotated[bool, typer.Option("--no-transfers", help="Do not record the moves themselves.")] = False,
+    min_bytes: Annotated[int, typer.Option("--min-bytes", metavar="N", min=0, help="Leave smaller buffers out.")] = 0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No summary at the end.")] = False,
+) -> None:
+    if module and code:
+        _misuse("-m and -c exclude each other")
+    program = Program("module" if module else "code" if code else "script", words[0], tuple(words[1:]))
+    if not program.found:
+        _misuse(f"{words[0]}: no such file; give a script, -m MODULE or -c CODE")
+    options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers, "min_bytes": min_bytes}
+    plan = Run(program, Path(output or f"{program.stem}.copytrace"), force, quiet, options)
+    _refuse_to_overwrite(plan.out, force)
+    if plan.partial.exists() and not force:
+        raise CopytraceError(
+            f"{plan.partial} is left from a run that did not end: read it with copytrace report, or give -f"
+        )
+    context.obj.append(plan)
+
+
+def execute(plan: Run) -> None:
+    """Run the program of ``plan`` in a session, save the trace, and leave as the program left."""
+    from copytrace.session import session
+
+    shutil.rmtree(plan.partial, ignore_errors=True)
+    recording = session(label=plan.program.stem, spool=plan.partial, **plan.options)
+    process = os.getpid()
+    ending: BaseException | None = None
+    current = recording.__enter__()
+    try:
+        plan.program.run()
+    except BaseException as error:
+        ending = error
+    if os.getpid() == process:
+        ending = _show(ending)
+        if not _save(plan, recording, current) and ending is None:
+            ending = SystemExit(1)
+    if ending is not None:
+        raise ending
+
+
+def _show(ending: BaseException | None) -> BaseException | None:
+    """Print what python would print for ``ending`` and return what ends this process with the same status, silently."""
+    if ending is None:
+        return None
+    if isinstance(ending, CopytraceError):
+        _say(str(ending))
+        return SystemExit(1)
+    if isinstance(ending, SystemExit):
+        if ending.code is None or isinstance(ending.code, int):
+            return ending
+        print(ending.code, file=sys.stderr)
+        return SystemExit(1)
+    hide_own_frames(ending)
+    sys.excepthook(type(ending), ending, ending.__traceback__)
+    sys.excepthook = lambda *_: None
+    return ending
+
+
+def _save(plan: Run, recording: Any, current: Any) -> bool:
+    """Close the session and save its trace; False when that failed."""
+    sys.stdout.flush()
+    try:
+        recording.__exit__(None, None, None)
+        current.save(plan.out, overwrite=plan.overwrite)
+    except Exception as error:
+        left = f"; what was recorded is in {plan.partial}" if plan.partial.exists() else ""
+        _say(f"{plan.out}: not saved: {error}{left}")
+        return False
+    if not plan.quiet:
+        from copytrace.reports.text import summary
+
+        color, width = _terminal(sys.stderr)
+        sys.stderr.write(summary(current.report, width, color, str(plan.out)))
+    return True
+
+
+# --- report, check, diff ---------------------------------------------------------------------------------------------
+
+
+@app.command(help="Show the report of a trace.")
+def report(
+    file: TraceFile,
+    by_layer: Annotated[bool, typer.Option("--by-layer", help="A table of layers and paths.")] = False,
+    by_site: Annotated[bool, typer.Option("--by-site", help="One entry a place in the source that copies.")] = False,
+    by_path: Annotated[bool, typer.Option("--by-path", help="The flow of each path (the default).")] = False,
+    format: FormatOption = Format.text,  # noqa: A002
+    output: Output = None,
+    force: Force = False,
+) -> None:
+    if by_layer + by_site + by_path > 1:
+        _misuse("--by-layer, --by-site and --by-path exclude each other")
+    by: By = "layer" if by_layer else "site" if by_site else "path"
+    _check_format(format)
+    loaded = load_report(file)
+
+    def text(width: int, color: bool) -> str:
+        return loaded.to_text(by=by, width=width, color=color, file=file)
+
+    renderings: dict[Format, Callable[[int, bool], str]] = {
+        Format.text: text,
+        Format.markdown: lambda *_: loaded.to_markdown(by=by),
+        Format.json: lambda *_: loaded.to_json() + "\n",
+    }
+    _deliver(renderings[format], output, force)
+
+
+def load_report(file: str) -> Report:
+    """The report of a trace, of a crashed run's ``.partial`` directory or of a JSON report.
+
+    Raises :class:`CopytraceError` when there is none in ``file``.
+    """
+    from copytrace.report import Report
+    from copytrace.trace import load
+
+    path = Path(file)
+    try:
+        if not path.exists():
+            partial = Path(f"{file}.partial")
+            hint = f"; the run did not end, but left {partial}" if partial.exists() else ""
+            raise CopytraceError(f"{file}: no such file{hint}")
+        if path.is_file():
+            with path.open("rb") as stream:
+                if stream.read(1) == b"{":
+                    return Report.from_json(path.read_text("utf-8"), file)
+        return load(path).report
+    except (OSError, UnicodeDecodeError) as error:
+        raise CopytraceError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+
+
+# --- small things ----------------------------------------------------------------------------------------------------
+
+
+def _terminal(stream: TextIO) -> tuple[bool, int]:
+    """Whether ``stream`` takes colour, and its width in columns; NO_COLOR, FORCE_COLOR and COLUMNS are honoured."""
+    from rich.console import Console
+
+    console = Console(file=stream)
+    return console.is_terminal and not console.no_color, console.width
+
+
+def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: bool) -> None:
+    """Print a rendering, or write it to ``output``, 80 columns wide and without colour."""
+    if output is None:
+        color, width = _terminal(sys.stdout)
+        sys.stdout.write(render(width, color))
+        return
+    _refuse_to_overwrite(Path(output), overwrite)
+    text = render(80, False)
+    try:
+        with open(output, "w" if overwrite else "x", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        raise CopytraceError(f"{output}: cannot be written ({error.strerror})") from None
+
+
+def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
+    if path.is_dir():
+        raise CopytraceError(f"{path} is a directory; give a file with -o")
+    if path.exists() and not overwrite:
+        raise CopytraceError(f"{path} exists; give another name with -o, or -f to overwrite it")
+
+
+def _check_format(wanted: Format) -> None:
+    if wanted is Format.html:
+        _misuse("this version writes no HTML; --format is text, markdown or json")
+
+
+def _misuse(message: str) -> NoReturn:
+    _say(message)
+    raise typer.Exit(2)
+
+
+def _say(message: str) -> None:
+    print(f"copytrace: {message}", file=sys.stderr)

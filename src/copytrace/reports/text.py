@@ -1,0 +1,272 @@
+"""The report for a terminal: plain text of a given width, coloured on request."""
+
+from __future__ import annotations
+
+from io import StringIO
+from textwrap import wrap
+from typing import TYPE_CHECKING
+
+from copytrace.reports import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from copytrace.model import LayerTotal, Path, ReportData, Step
+
+type Span = tuple[str, str]
+"""A text and its rich style, empty for none."""
+
+NARROWEST = 60
+
+
+class Page:
+    """Lines of styled text of at most ``width`` columns."""
+
+    def __init__(self, width: int) -> None:
+        self.width = max(width, NARROWEST)
+        self.lines: list[list[Span]] = []
+
+    def line(self, *spans: Span) -> None:
+        """Add a line; what does not fit is cut off."""
+        room, kept = self.width, []
+        for text, style in spans:
+            fitted = fit(text, room, keep_end=False)
+            room -= columns(fitted)
+            kept.append((fitted, style))
+        self.lines.append(kept)
+
+    def flow(self, text: str, indent: int = 0, style: str = "", hang: int = 2) -> None:
+        """Add ``text`` on as many lines as it takes, those after the first indented by ``hang`` more."""
+        before, after = " " * indent, " " * (indent + hang)
+        width = self.width if text.isascii() else self.width - (columns(text) - len(text))
+        for row in wrap(text, width, initial_indent=before, subsequent_indent=after, break_on_hyphens=False):
+            self.line((row, style))
+
+    def blank(self) -> None:
+        self.lines.append([])
+
+    def to_str(self, color: bool) -> str:
+        """The lines, each ended by a newline; with ``color`` as ANSI sequences."""
+        if not color:
+            return "".join("".join(text for text, _ in line).rstrip() + "\n" for line in self.lines)
+        from rich.console import Console
+        from rich.text import Text
+
+        out = StringIO()
+        console = Console(file=out, force_terminal=True, color_system="standard", width=self.width)
+        for line in self.lines:
+            console.print(Text.assemble(*line), soft_wrap=True, highlight=False)
+        return out.getvalue()
+
+
+def columns(text: str) -> int:
+    """How many terminal columns ``text`` takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def fit(text: str, room: int, keep_end: bool = True) -> str:
+    """``text`` in at most ``room`` columns: the end that says more is kept, the other one becomes ``...``."""
+    if columns(text) <= room:
+        return text
+    dots = "..."[: max(room, 0)]
+    while text and columns(text) + len(dots) > room:
+        text = text[1:] if keep_end else text[:-1]
+    return dots + text if keep_end else text + dots
+
+
+def pad(text: str, room: int) -> str:
+    """``text`` cut or filled up to exactly ``room`` columns."""
+    text = fit(text, room)
+    return text + " " * (room - columns(text))
+
+
+def render(report: ReportData, by: str, width: int, color: bool, file: str) -> str:
+    """The report as text, grouped by ``path``, ``layer`` or ``site``; raises ValueError for another ``by``."""
+    sections: dict[str, Callable[[Page, ReportData], None]] = {"path": _by_path, "layer": _by_layer, "site": _by_site}
+    if by not in sections:
+        raise ValueError(f"by={by!r}: choose path, layer or site")
+    page = Page(width)
+    page.flow(wording.headline(report), style="bold")
+    if report.paths:
+        sections[by](page, report)
+    page.blank()
+    page.line(("What could be seen", "bold"))
+    for sentence in wording.sight(report):
+        page.flow(sentence, indent=2)
+    page.flow(f"Next: {wording.next_command(report, by, wording.plain(file))}", style="bold", hang=6)
+    return page.to_str(color)
+
+
+def summary(report: ReportData, width: int, color: bool, file: str, limit: int = 6) -> str:
+    """What to say when a run has ended: the verdict, a line for each of the ``limit`` worst paths, the next command."""
+    page = Page(width)
+    page.flow(wording.headline(report), style="bold")
+    if len(report.paths) > 1:
+        worst = sorted(report.paths, key=lambda path: -(path.avoidable or 0) * path.payload_bytes)[:limit]
+        for path in sorted(worst, key=report.paths.index):
+            page.flow(f"{wording.heading(path)}: {wording.verdict(path, report.coverage)}", indent=2)
+        if len(report.paths) > limit:
+            page.flow(f"and {wording.plural(len(report.paths) - limit, 'path')} more", indent=2)
+    page.flow(f"Next: copytrace report {wording.plain(file)}", style="bold", hang=6)
+    return page.to_str(color)
+
+
+# --- by path ---------------------------------------------------------------------------------------------------------
+
+
+def _by_path(page: Page, report: ReportData) -> None:
+    for path in report.paths:
+        page.blank()
+        _heading(page, path)
+        _chain(page, path)
+        wasteful = (path.avoidable or 0) >= 0.005
+        page.flow(wording.verdict(path, report.coverage), indent=2, style="bold red" if wasteful else "bold green")
+        for buffer in wording.idle(path):
+            what = "temporary" if buffer.role == "temporary" else "filled by no move seen"
+            owner = wording.plain(f"{buffer.layer}  {wording.short(buffer.site.function)}")
+            page.flow(f"also held at peak: {wording.size(buffer.peak_bytes)} by {owner} ({what})", indent=2)
+        for caution in wording.cautions(path):
+            page.flow(caution, indent=2, style="yellow")
+
+
+def _heading(page: Page, path: Path) -> None:
+    name, amount = wording.heading(path), wording.scale(path)
+    gap = page.width - columns(name) - columns(amount)
+    if gap >= 2:
+        page.line((name, "bold"), (" " * gap + amount, ""))
+    else:
+        page.flow(name, style="bold", hang=6)
+        page.line((amount.rjust(page.width), ""))
+
+
+def _chain(page: Page, path: Path) -> None:
+    sources = _sources(path)
+    numbered = any(source.startswith("#") for source in sources)
+    number = len(str(len(path.steps))) + 1 if numbered else 0
+    left = max((len(source) for source in sources), default=0)
+    sizes = [wording.size(step.bytes) for step in path.steps]
+    ratios = [wording.times(step.ratio) for step in path.steps]
+    size, ratio = (max(map(len, cells), default=0) for cells in (sizes, ratios))
+    prefix = 2 + number + left + 4
+    room = page.width - prefix - (2 + 7 + 2 + size + 2 + ratio)
+    for index, (step, source) in enumerate(zip(path.steps, sources, strict=True)):
+        ordinal = f"{index + 1}".rjust(number - 1) + " " if numbered else ""
+        layer = wording.plain(step.layer or "?")
+        left_over = room - columns(layer) - 2
+        function = pad(wording.plain(wording.short(step.site.function, left_over)), left_over)
+        page.line(
+            (f"  {ordinal}{source.ljust(left)} -> ", ""),
+            (layer, "cyan"),
+            (f"  {function}", ""),
+            (f"  {step.kind:<7}  {sizes[index]:>{size}}  {ratios[index]:>{ratio}}", ""),
+        )
+        _remarks(page, step, prefix + 2)
+
+
+def _sources(path: Path) -> list[str]:
+    """What to write before each step's arrow: where its bytes come from, nothing when the last step put them there."""
+    roles = {buffer.id: buffer.role for buffer in path.buffers}
+    filled: dict[str, int] = {}
+    sources, previous = [], None
+    for number, step in enumerate(path.steps, 1):
+        if step.source is None:
+            name = "file" if step.kind == "fetch" else "?"
+        elif step.source == previous:
+            name = ""
+        elif step.source in filled:
+            name = f"#{filled[step.source]}"
+        else:
+            name = {"source": "array", "result": "result", "io": "file"}.get(roles.get(step.source, ""), "?")
+        sources.append(name)
+        previous = step.destination
+        if previous is not None:
+            filled[previous] = number
+    return sources
+
+
+def _remarks(page: Page, step: Step, indent: int) -> None:
+    """What sets this step apart, beneath it: guilt first."""
+    parts = [wording.blame(step), wording.held(step)]
+    if step.count > 1:
+        parts.append(wording.pieces(step.count, step.bytes))
+    if step.evidence not in wording.FIRM_EVIDENCE:
+        parts.append(f"evidence: {step.evidence}")
+    remark = ", ".join(part for part in parts if part)
+    if remark:
+        page.flow(remark, indent, style="red" if step.avoidable_bytes else "yellow" if step.at_peak_bytes else "")
+    callers = wording.callers(step)
+    if callers and not step.site.function.endswith(callers[0].function):
+        where = wording.place(callers[0])
+        called_from = f"called from {wording.plain(wording.short(callers[0].function))}"
+        page.flow(called_from + (f"  {where}" if where else ""), indent, style="dim")
+
+
+# --- by layer --------------------------------------------------------------------------------------------------------
+
+
+def _by_layer(page: Page, report: ReportData) -> None:
+    page.blank()
+    for number, path in enumerate(report.paths, 1):
+        page.line((f"{number:>3}  ", "cyan"), (f"{wording.heading(path)}  {wording.scale(path)}", ""))
+    name = min(max([5, *(columns(wording.plain(total.layer)) for total in report.layers)]), 24)
+    cell = max(9, *(2 + len(wording.times(path.copies)) for path in report.paths))
+    across = max((page.width - name - 21) // cell, 1)
+    for start in range(0, len(report.paths), across):
+        _layer_table(page, report, range(start, min(start + across, len(report.paths))), name, cell)
+
+
+def _layer_table(page: Page, report: ReportData, numbers: range, name: int, cell: int) -> None:
+    """Layers down, the paths of ``numbers`` across: copies of each path's payload."""
+    paths = [report.paths[number] for number in numbers]
+    page.blank()
+    head = "".join(f"{f'path {number + 1}':>{cell}}" for number in numbers)
+    page.line((f"{'layer'.ljust(name)}  {'copied':>10}  {'count':>7}{head}", "bold"))
+
+    def row(label: str, nbytes: str, count: str, ratios: Sequence[float | None], style: str) -> None:
+        figures = "".join(f"{wording.times(ratio):>{cell}}" for ratio in ratios)
+        page.line((pad(label, name), style), (f"  {nbytes:>10}  {count:>7}{figures}", ""))
+
+    for total in _largest_first(report.layers):
+        ratios = [total.copies.get(path.label) for path in paths]
+        if len(paths) == len(report.paths) or any(ratio is not None for ratio in ratios):
+            row(wording.plain(total.layer), wording.size(total.bytes), f"{total.count:,}", ratios, "cyan")
+    copied = sum(path.copied_bytes for path in report.paths)
+    row("all", wording.size(copied), "", [path.copies for path in paths], "bold")
+    row("avoidable", "", "", [path.avoidable for path in paths], "bold")
+    if report.coverage.memray:
+        row("extra at peak", "", "", [path.extra_at_peak for path in paths], "bold")
+
+
+def _largest_first(layers: Sequence[LayerTotal]) -> list[LayerTotal]:
+    return sorted(layers, key=lambda total: (-total.bytes, total.layer))
+
+
+# --- by site ---------------------------------------------------------------------------------------------------------
+
+
+def _by_site(page: Page, report: ReportData) -> None:
+    rows = [(step, path) for path in report.paths for step in wording.copies_of(path)]
+    for step, path in sorted(rows, key=lambda row: (-row[0].avoidable_bytes, -row[0].bytes)):
+        page.blank()
+        layer = wording.plain(step.layer or "?")
+        page.line((layer, "cyan"), ("  " + fit(wording.plain(step.site.function), page.width - columns(layer) - 2), ""))
+        if place := wording.place(step.site):
+            page.line(("  " + fit(place, page.width - 2), ""))
+        figures = [
+            f"{step.kind} {wording.pieces(step.count, step.bytes)}",
+            f"{wording.size(step.bytes)} = {wording.times(step.ratio)}",
+            wording.blame(step),
+            f"{wording.size(step.at_peak_bytes)} at peak" if report.coverage.memray else "",
+            f"evidence: {step.evidence}",
+        ]
+        page.flow(", ".join(figure for figure in figures if figure), 2, style="red" if step.avoidable_bytes else "")
+        page.flow(f"on {wording.heading(path)}", 2, style="dim")
+        for caller in wording.callers(step):
+            page.flow(f"called from {wording.plain(caller.function)}  {wording.place(caller)}", 2, style="dim", hang=12)
+    if not rows:
+        page.blank()
+        page.line(("No copies.", ""))

@@ -1,0 +1,146 @@
+"""Run a program in this process the way ``python`` would, and hand its exit over unchanged."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import linecache
+import os
+import sys
+from dataclasses import dataclass
+from importlib.abc import InspectLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Literal
+from zipfile import is_zipfile
+
+from copytrace.errors import CopytraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: a script (``-`` for standard input), a module or a piece of code, and its arguments."""
+
+    kind: Literal["script", "module", "code"]
+    target: str
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> str:
+        """What the trace of this program is called when the user does not say."""
+        if self.kind == "code":
+            return "code"
+        if self.kind == "module":
+            return self.target
+        return "stdin" if self.target == "-" else Path(self.target).resolve().stem
+
+    @property
+    def found(self) -> bool:
+        """False for a script that does not exist; modules are looked up when they run."""
+        return self.kind != "script" or self.target == "-" or Path(self.target).exists()
+
+    def run(self) -> None:
+        """Run to the end as ``__main__``. Whatever the program raises comes out as it is, SystemExit too."""
+        main = ModuleType("__main__")
+        vars(main)["__builtins__"] = builtins
+        vars(main)["__annotations__"] = {}
+        sys.modules["__main__"] = main
+        exec(self._prepare(main), vars(main))
+
+    def _prepare(self, main: ModuleType) -> CodeType:
+        if self.kind == "module":
+            sys.argv[:] = ["-m", *self.arguments]
+            _set_first_path(os.getcwd())
+            return _prepare_module(main, _module_spec(self.target))
+        if self.kind == "code":
+            sys.argv[:] = ["-c", *self.arguments]
+            _set_first_path("")
+            return _prepare_text(main, self.target, "<string>")
+        sys.argv[:] = [self.target, *self.arguments]
+        if self.target == "-":
+            _set_first_path("")
+            return _prepare_text(main, sys.stdin.read(), "<stdin>")
+        if os.path.isdir(self.target) or is_zipfile(self.target):
+            _set_first_path(self.target)
+            spec = PathFinder.find_spec("__main__", [self.target])
+            if spec is None:
+                raise CopytraceError(f"{self.target}: no __main__ module in it")
+            return _prepare_module(main, spec)
+        return _prepare_script(main, self.target)
+
+
+def _set_first_path(entry: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = entry
+
+
+def _prepare_script(main: ModuleType, script: str) -> CodeType:
+    _set_first_path(os.path.dirname(os.path.realpath(script)))
+    file = os.path.abspath(script)
+    main.__file__ = file
+    main.__loader__ = SourceFileLoader("__main__", file)
+    vars(main)["__cached__"] = None
+    with io.open_code(file) as source:
+        return compile(source.read(), file, "exec", dont_inherit=True)
+
+
+def _prepare_text(main: ModuleType, text: str, name: str) -> CodeType:
+    from importlib.machinery import BuiltinImporter
+
+    main.__loader__ = BuiltinImporter
+    if sys.version_info >= (3, 13):
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    return compile(text, name, "exec", dont_inherit=True)
+
+
+def _prepare_module(main: ModuleType, spec: ModuleSpec) -> CodeType:
+    code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
+    if code is None:
+        raise CopytraceError(f"no code object available for {spec.name}")
+    main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
+    if spec.origin is not None:
+        main.__file__ = sys.argv[0] = spec.origin
+    vars(main)["__cached__"] = spec.cached
+    return code
+
+
+def _module_spec(name: str) -> ModuleSpec:
+    try:
+        spec = find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name = f"{name}.__main__"
+            spec = find_spec(name)
+    except (ImportError, ValueError) as error:
+        raise CopytraceError(f"-m {name}: {error}") from error
+    if spec is None:
+        raise CopytraceError(f"-m {name}: no module of that name")
+    return spec
+
+
+def hide_own_frames(error: BaseException) -> None:
+    """Take copytrace's own frames out of the tracebacks of ``error`` and of the errors it came from."""
+    waiting: list[BaseException | None] = [error]
+    done: set[int] = set()
+    while waiting:
+        current = waiting.pop()
+        if current is None or id(current) in done:
+            continue
+        done.add(id(current))
+        current.__traceback__ = _without_own_frames(current.__traceback__)
+        waiting += [current.__cause__, current.__context__]
+        if isinstance(current, BaseExceptionGroup):
+            waiting += current.exceptions
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    while trace is not None:
+        package = trace.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+        if package != "copytrace" and (kept or package != "importlib"):
+            kept.append(trace)
+        trace = trace.tb_next
+    for one, following in zip(kept, [*kept[1:], None], strict=True):
+        one.tb_next = following
+    return kept[0] if kept else None
