@@ -1,7 +1,8 @@
 """A memray capture -> Allocations: lifetimes, the span that was open, resolved stacks, reallocs joined.
 
-A capture has no clock. The marks of the recorder are in it as allocations of a size that only they have, one after the other, so
-laying those against the log of marks gives every record its place in the session's sequence and memray's thread numbers their threads.
+A capture has no clock. The marks of the recorder are in it as allocations of a size that only they have, one after
+the other, so laying those against the log of marks gives every record its place in the session's sequence and
+memray's thread numbers their threads.
 """
 
 from __future__ import annotations
@@ -42,7 +43,19 @@ def absent(reason: str) -> Allocations:
     none = np.zeros(0, np.uint64)
     small = np.zeros(0, np.uint32)
     return Allocations(
-        none, none, none, none, none, none, none, small, small, np.zeros(0, np.int64), np.zeros(0, bool), recorded=False, reason=reason
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        none,
+        small,
+        small,
+        np.zeros(0, np.int64),
+        np.zeros(0, bool),
+        recorded=False,
+        reason=reason,
     )
 
 
@@ -102,7 +115,9 @@ def _load(segment: Segment, stacks: list[tuple[Frame, ...]]) -> NDArray[np.uint6
 
 
 def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
-    """The stack of a record, innermost first: Python frames, and native ones down to where they only run the interpreter."""
+    """The stack of a record, innermost first: Python frames, and native ones down to where they only run the
+    interpreter.
+    """
     python = record.stack_trace(_MAX_FRAMES)
     if native:
         try:
@@ -198,11 +213,13 @@ def _lifetimes(
     )
 
 
-def _reallocs(born: NDArray[np.int64], died: NDArray[np.int64], rows: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _reallocs(
+    born: NDArray[np.int64], died: NDArray[np.int64], rows: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """For each allocation the row of the block it was reallocated from (-1 for none), and whether the bytes moved.
 
-    memray writes a realloc as the end of the old block and, at once, the beginning of the new one. Blocks that glibc maps (they begin 16
-    bytes into a page) are moved by ``mremap``, which copies no bytes.
+    memray writes a realloc as the end of the old block and, at once, the beginning of the new one. Blocks that glibc
+    maps (they begin 16 bytes into a page) are moved by ``mremap``, which copies no bytes.
     """
     thread, address, size, allocator = (rows[:, i] for i in range(4))
     previous = np.full(len(born), -1, np.int64)

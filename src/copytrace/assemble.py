@@ -44,7 +44,9 @@ def assemble(
     between: tuple[int, int] | None = None,
     complete: bool = True,
 ) -> Trace:
-    """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says why memray was absent."""
+    """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says
+    why memray was absent.
+    """
     moved, marks = transfers.read(spool)
     spans, seen, sites, attributes = recorder.read_spool(spool)
     if segments:

@@ -1,7 +1,8 @@
 """memray during a session: our own tracker, and stepping aside for one of the script's.
 
-memray allows one tracker in a process. While a session is open ``memray.Tracker`` is a subclass that closes ours when the script's begins, lets the script's
-run as it would alone, keeps a copy of its capture when it ends, and opens ours again. The captures of a session are then segments in a row.
+memray allows one tracker in a process. While a session is open ``memray.Tracker`` is a subclass that closes ours when
+the script's begins, lets the script's run as it would alone, keeps a copy of its capture when it ends, and opens ours
+again. The captures of a session are then segments in a row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 
 class Capture:
-    """The memray captures of a session. ``segments`` are those that ended, ``notes`` what could not be captured and why."""
+    """The memray captures of a session. ``segments`` are those that ended, ``notes`` what could not be captured and
+    why.
+    """
 
     def __init__(self, spool: Path, recording: Recording, *, native: bool, changed: Callable[[], None]) -> None:
         self.spool = spool
@@ -86,7 +89,9 @@ class Capture:
                 tracker.__enter__()
             except RuntimeError as error:
                 path.unlink(missing_ok=True)
-                self.notes.append(f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})")
+                self.notes.append(
+                    f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})"
+                )
                 return
             self._own, self._segment = tracker, segment
             self.recording.set_markers(True)
@@ -112,7 +117,9 @@ class Capture:
 
             def __init__(self, file_name: Any = None, **options: Any) -> None:
                 destination = options.get("destination")
-                self._copytrace_path = Path(file_name if file_name is not None else getattr(destination, "path", None) or "")
+                self._copytrace_path = Path(
+                    file_name if file_name is not None else getattr(destination, "path", None) or ""
+                )
                 self._copytrace_options = options
 
             def __enter__(self) -> Any:
@@ -146,9 +153,13 @@ class Capture:
         import memray
 
         if options.get("file_format", memray.FileFormat.ALL_ALLOCATIONS) is not memray.FileFormat.ALL_ALLOCATIONS:
-            self.notes.append(f"the script's memray capture {path.name} is aggregated: its allocations are not in this report")
+            self.notes.append(
+                f"the script's memray capture {path.name} is aggregated: its allocations are not in this report"
+            )
         elif not path.is_file():
-            self.notes.append("the script's memray tracker did not write to a file: its allocations are not in this report")
+            self.notes.append(
+                "the script's memray tracker did not write to a file: its allocations are not in this report"
+            )
         else:
             self._number += 1
             copy = self.spool / f"memray-{self._number}.bin"

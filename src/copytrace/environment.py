@@ -8,9 +8,33 @@ from importlib import metadata
 from typing import Any
 
 PACKAGES = (
-    "aiobotocore", "aiohttp", "botocore", "copytrace", "cramjam", "cubed", "dask", "fsspec", "gcsfs", "h5py", "icechunk", "kerchunk", "memray",
-    "numcodecs", "numpy", "obspec", "obstore", "pyarrow", "s3fs", "tensorstore", "virtualizarr", "wrapt", "xarray", "zarr", "zarrista", "zarrs",
-)  # fmt: skip
+    *(
+        "aiobotocore",
+        "aiohttp",
+        "botocore",
+        "copytrace",
+        "cramjam",
+        "cubed",
+        "dask",
+        "fsspec",
+        "gcsfs",
+        "h5py",
+        "icechunk",
+    ),
+    *(
+        "kerchunk",
+        "memray",
+        "numcodecs",
+        "numpy",
+        "obspec",
+        "obstore",
+        "pyarrow",
+        "s3fs",
+        "tensorstore",
+        "virtualizarr",
+    ),
+    *("wrapt", "xarray", "zarr", "zarrista", "zarrs"),
+)
 """Distributions whose versions matter to a copy; those that are imported or part of copytrace are listed."""
 
 _ALWAYS = {"copytrace", "memray", "numpy", "wrapt"}
@@ -25,9 +49,10 @@ def describe() -> dict[str, Any]:
                 packages[name] = metadata.version(name)
             except metadata.PackageNotFoundError:
                 continue
+    libc = "-".join(part for part in platform.libc_ver() if part)
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
-        "platform": f"{platform.system()}-{platform.machine()}-{'-'.join(part for part in platform.libc_ver() if part)}".rstrip("-"),
+        "platform": "-".join(part for part in (platform.system(), platform.machine(), libc) if part),
         "packages": packages,
     }

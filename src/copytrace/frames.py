@@ -1,4 +1,6 @@
-"""A line of a memray stack -> a :class:`copytrace.model.Frame` that names module, class and function and holds no absolute path."""
+"""A line of a memray stack -> a :class:`copytrace.model.Frame` that names module, class and function and holds no
+absolute path.
+"""
 
 from __future__ import annotations
 
@@ -119,13 +121,21 @@ def python_frame(function: str, file: str, line: int) -> Frame:
     if kind == "own":
         return Frame(function, name, line)
     qualified = _qualified(function, file, line)
-    layer = "" if kind == "standard" else layer_of_module(module, kind == "installed") if kind == "installed" or module != "__main__" else "user"
+    layer = (
+        ""
+        if kind == "standard"
+        else layer_of_module(module, kind == "installed")
+        if kind == "installed" or module != "__main__"
+        else "user"
+    )
     return Frame(f"{module}.{qualified}", name, line, layer=layer)
 
 
 @cache
 def native_frame(symbol: str, file: str, line: int, library: str = "") -> Frame:
-    """The frame of a native function; ``file`` is its source when debug information tells it, ``library`` its shared object."""
+    """The frame of a native function; ``file`` is its source when debug information tells it, ``library`` its shared
+    object.
+    """
     function = cython_name(symbol) if symbol.startswith("__pyx_") else readable(symbol)
     if _INTERPRETER_SOURCE.match(file):
         return Frame(function, "libpython", line, native=True)

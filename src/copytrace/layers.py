@@ -1,7 +1,8 @@
 """Module, crate or library -> layer and project; the source of an installed version as a permalink.
 
-A layer is who is answerable for a copy: the nearest frame that belongs to a known library. CPython, the standard library and
-numpy only carry out the order and have no layer; the conversions in :data:`CARRIERS` carry out the order of their caller.
+A layer is who is answerable for a copy: the nearest frame that belongs to a known library. CPython, the standard
+library and numpy only carry out the order and have no layer; the conversions in :data:`CARRIERS` carry out the order
+of their caller.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ CRATE_LAYERS = {
     "zarrs": "zarrs",
     "_internal": "",
 }
-"""Crates that answer for their copies. A crate that is not here (``object_store``, ``bytes``) answers under the library it is built into."""
+"""Crates that answer for their copies. A crate that is not here (``object_store``, ``bytes``) answers under the library
+it is built into.
+"""
 
 LIBRARY_LAYERS = {
     "_obstore": "obstore",
@@ -77,11 +80,19 @@ CARRIER_LIBRARIES = re.compile(
 CARRIERS = frozenset(
     f"zarr.core.buffer.{module}.{function}"
     for module in ("core", "cpu", "gpu")
-    for function in ("Buffer.to_bytes", "Buffer.as_buffer_like", "Buffer.as_numpy_array", "NDBuffer.as_numpy_array", "NDBuffer.copy")
+    for function in (
+        "Buffer.to_bytes",
+        "Buffer.as_buffer_like",
+        "Buffer.as_numpy_array",
+        "NDBuffer.as_numpy_array",
+        "NDBuffer.copy",
+    )
 )
 """Conversions whose caller is answerable: it asked for another form of the bytes."""
 
-_TOKIO_AND_STD = re.compile(r"^(std|core|alloc|tokio|futures|futures_util|futures_core|pyo3|pyo3_async_runtimes|rayon|rayon_core|bytes)$")
+_TOKIO_AND_STD = re.compile(
+    r"^(std|core|alloc|tokio|futures|futures_util|futures_core|pyo3|pyo3_async_runtimes|rayon|rayon_core|bytes)$"
+)
 
 
 def project_of(layer: str) -> str:
@@ -112,8 +123,8 @@ def layer_of_module(module: str, installed: bool) -> str:
 def layer_of_native(function: str, crate: str, library: str) -> str:
     """The layer of a native frame, empty for what only carries out orders.
 
-    ``crate`` is the Rust crate of the function, ``library`` the base name of the shared object when it is known. Cython functions name their
-    module in the symbol (``__pyx_pw_9numcodecs_4zstd_1compress``).
+    ``crate`` is the Rust crate of the function, ``library`` the base name of the shared object when it is known.
+    Cython functions name their module in the symbol (``__pyx_pw_9numcodecs_4zstd_1compress``).
     """
     if CARRIER_LIBRARIES.match(library):
         return ""

@@ -1,7 +1,8 @@
 """Which block of memory an address lay in at a moment of the session.
 
-A *region* is a block during one life: an allocation (with those that realloc turned it into without moving it), or memory from before the session that a probe
-was handed. Addresses are reused within microseconds, so every look-up is made at its place in the sequence: the newest block alive then that covers the range.
+A *region* is a block during one life: an allocation (with those that realloc turned it into without moving it), or
+memory from before the session that a probe was handed. Addresses are reused within microseconds, so every look-up is
+made at its place in the sequence: the newest block alive then that covers the range.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _REACH = 48
 
 @dataclass(slots=True)
 class Region:
-    """``rows`` are rows of the allocations, empty for memory from before the session. ``nbytes`` is the size of the largest."""
+    """``rows`` are rows of the allocations, empty for memory from before the session. ``nbytes`` is the size of the
+    largest.
+    """
 
     id: int
     address: int
@@ -147,10 +150,16 @@ def locate(trace: Trace) -> Located:
 
     seen = trace.seen
     order_of_span = np.searchsorted(trace.spans["id"], seen["span"]) if len(trace.spans) else np.zeros(0, np.int64)
-    when = np.where(seen["role"] == OUTPUT, trace.spans["exit"][order_of_span], trace.spans["enter"][order_of_span]) if len(seen) else np.zeros(0, np.uint64)
+    when = (
+        np.where(seen["role"] == OUTPUT, trace.spans["exit"][order_of_span], trace.spans["enter"][order_of_span])
+        if len(seen)
+        else np.zeros(0, np.uint64)
+    )
 
     sequence = np.concatenate([next_mark, when, blocks.enter[interesting], rows["sequence"]])
-    phase = np.repeat(np.array([_DIES, _SEEN, _BORN, _MOVES], np.uint8), [len(interesting), len(seen), len(interesting), len(rows)])
+    phase = np.repeat(
+        np.array([_DIES, _SEEN, _BORN, _MOVES], np.uint8), [len(interesting), len(seen), len(interesting), len(rows)]
+    )
     index = np.concatenate([interesting, np.arange(len(seen)), interesting, np.arange(len(rows))])
     order = np.lexsort((np.arange(len(phase)), phase, sequence))
     order = order[sequence[order] < np.iinfo(np.uint64).max]
@@ -201,7 +210,11 @@ def locate(trace: Trace) -> Located:
 
 def _threshold(trace: Trace) -> int:
     """Bytes from which a block can be an end of a transfer or of a buffer that was seen."""
-    smallest = [int(column.min()) for column in (trace.transfers.rows["nbytes"], trace.seen["extent"][trace.seen["extent"] >= SMALLEST]) if len(column)]
+    smallest = [
+        int(column.min())
+        for column in (trace.transfers.rows["nbytes"], trace.seen["extent"][trace.seen["extent"] >= SMALLEST])
+        if len(column)
+    ]
     return max(SMALLEST, min(smallest, default=SMALLEST))
 
 

@@ -1,4 +1,6 @@
-"""Spans -> operations: which call moved an array region, through which store and codecs, and which span belongs to which of them."""
+"""Spans -> operations: which call moved an array region, through which store and codecs, and which span belongs to
+which of them.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,17 @@ def group(trace: Trace) -> Operations:
     for row in sorted(trace.spans.tolist()):
         number, parent, site, attributes, thread, enter, leave, started, ended, payload, error = row
         spans[number] = SpanView(
-            number, parent, trace.sites[site], trace.attributes[attributes], thread, enter, leave, started, ended, payload, bool(error)
+            number,
+            parent,
+            trace.sites[site],
+            trace.attributes[attributes],
+            thread,
+            enter,
+            leave,
+            started,
+            ended,
+            payload,
+            bool(error),
         )
     for span in spans.values():
         above = spans.get(span.parent)
@@ -121,9 +133,15 @@ def _operation(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView
     codecs = next((tuple(a["codecs"]) for a in described if a.get("codecs")), ())
     if not codecs and root.site.kind in ("encode", "decode"):
         codecs = (str(root.attributes.get("codec") or root.site.name.rsplit(".", 1)[0].rsplit(".", 1)[-1].lower()),)
-    direction = root.site.direction or next((s.site.direction for s in inside if s.site.kind == "operation" and s.site.direction), "")
+    direction = root.site.direction or next(
+        (s.site.direction for s in inside if s.site.kind == "operation" and s.site.direction), ""
+    )
     if not direction:
-        direction = root.site.kind if root.site.kind in ("encode", "decode") else next((s.site.direction for s in requests if s.site.direction), "")
+        direction = (
+            root.site.kind
+            if root.site.kind in ("encode", "decode")
+            else next((s.site.direction for s in requests if s.site.direction), "")
+        )
     api = str(root.attributes.get("api") or root.attributes.get("label") or root.site.name)
     return Operation(
         root=root,

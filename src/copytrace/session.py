@@ -1,7 +1,7 @@
 """A session: probes, hook and memray from entry to exit, then a Trace.
 
-The recorders are process-wide; sessions subscribe to them. The first to open starts them, the last to close stops them, and each sees what happened between its own entry and
-exit.
+The recorders are process-wide; sessions subscribe to them. The first to open starts them, the last to close stops
+them, and each sees what happened between its own entry and exit.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class _Collector:
             try:
                 session.spool.mkdir(parents=True)
             except FileExistsError as error:
-                raise CopytraceError(f"{session.spool}: the directory exists; remove it or choose another output name") from error
+                raise CopytraceError(
+                    f"{session.spool}: the directory exists; remove it or choose another output name"
+                ) from error
             except OSError as error:
                 raise CopytraceError(f"{session.spool}: cannot be made: {error.strerror}") from error
         self.memray = session.memray
@@ -89,7 +91,9 @@ class _Collector:
         """What a trace says of its making."""
         notes = list(self.capture.notes)
         if recorder.failures:
-            notes.append(f"{recorder.failures} errors inside probes were swallowed; run with COPYTRACE_STRICT=1 to see the first")
+            notes.append(
+                f"{recorder.failures} errors inside probes were swallowed; run with COPYTRACE_STRICT=1 to see the first"
+            )
         return {
             "environment": describe(),
             "probes": self.attachment.statuses() if self.attachment else (),
@@ -105,9 +109,10 @@ _collector: _Collector | None = None
 class Session:
     """A block or function to be traced; a context manager and a decorator, also of coroutine functions.
 
-    ``native``: record native stacks. ``memray``: record allocations. ``transfers``: record moves with the native hook. ``min_bytes``: leave copies
-    below this many bytes, summed over a site, out of the report. ``label`` defaults to the file and line of the block. ``spool`` is the directory
-    that the recorders write to, kept when the session does not end; a temporary one when not given.
+    ``native``: record native stacks. ``memray``: record allocations. ``transfers``: record moves with the native
+    hook. ``min_bytes``: leave copies below this many bytes, summed over a site, out of the report. ``label`` defaults
+    to the file and line of the block. ``spool`` is the directory that the recorders write to, kept when the session
+    does not end; a temporary one when not given.
 
     Raises CopytraceError on entry when the same object is already open or its spool cannot be made.
     """
@@ -154,7 +159,9 @@ class Session:
             self._first = recorder.stamp()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         global _collector
         with _lock:
             collector = _collector
@@ -171,7 +178,10 @@ class Session:
             else:
                 collector.capture.rotate()
                 recorder.flush()
-            facts["notes"] = [*collector.capture.notes, *(note for note in facts["notes"] if note not in collector.capture.notes)]
+            facts["notes"] = [
+                *collector.capture.notes,
+                *(note for note in facts["notes"] if note not in collector.capture.notes),
+            ]
             self._trace = assemble.assemble(
                 collector.spool,
                 collector.capture.segments,
@@ -230,11 +240,14 @@ session = Session
 
 @contextmanager
 def operation(name: str, *, payload_bytes: int = 0) -> Iterator[None]:
-    """Name what happens inside as one operation that moves ``payload_bytes`` bytes; does nothing while no session is open.
+    """Name what happens inside as one operation that moves ``payload_bytes`` bytes; does nothing while no session is
+    open.
 
     Raises CopytraceError when ``payload_bytes`` is negative.
     """
     if payload_bytes < 0:
-        raise CopytraceError(f"payload_bytes: {payload_bytes} is negative; give the bytes of the region that {name} moves")
+        raise CopytraceError(
+            f"payload_bytes: {payload_bytes} is negative; give the bytes of the region that {name} moves"
+        )
     with recorder.operation(name, payload_bytes):
         yield

@@ -1,7 +1,7 @@
 """The trace file: a zip of a JSON header and plain numpy arrays, versioned, without pickles.
 
-It is resolved: names of functions and libraries are in it, so it can be read on a machine that has none of them. A directory ``FILE.partial``, what a run
-that did not end has left, is read as well.
+It is resolved: names of functions and libraries are in it, so it can be read on a machine that has none of them. A
+directory ``FILE.partial``, what a run that did not end has left, is read as well.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False)
     except OSError as error:
         raise CopytraceError(f"{target}: cannot write there: {error.strerror}") from error
     try:
-        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=4) as archive:
+        with (
+            os.fdopen(handle, "wb") as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=4) as archive,
+        ):
             _write(trace, archive)
         umask = os.umask(0)
         os.umask(umask)
@@ -110,7 +113,16 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         raise CopytraceError(f"{source}: not a copytrace trace, or cut short") from error
     except OSError as error:
         raise CopytraceError(f"{source}: cannot be read: {error.strerror}") from error
-    except (KeyError, ValueError, TypeError, IndexError, EOFError, NotImplementedError, RuntimeError, zipfile.LargeZipFile) as error:
+    except (
+        KeyError,
+        ValueError,
+        TypeError,
+        IndexError,
+        EOFError,
+        NotImplementedError,
+        RuntimeError,
+        zipfile.LargeZipFile,
+    ) as error:
         raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
     except Exception as error:
         if type(error).__module__ in ("zlib", "lzma", "bz2"):
@@ -216,7 +228,11 @@ def _read(archive: zipfile.ZipFile, source: Path) -> Trace:
         sites=tuple(SiteInfo(**site) for site in header["sites"]),
         attributes=tuple(header["attributes"]),
         allocations=Allocations(
-            **columns, stacks=stacks, recorded=bool(allocated["recorded"]), reason=str(allocated["reason"]), records=int(allocated["records"])
+            **columns,
+            stacks=stacks,
+            recorded=bool(allocated["recorded"]),
+            reason=str(allocated["reason"]),
+            records=int(allocated["records"]),
         ),
         transfers=Transfers(
             tables["transfers"],

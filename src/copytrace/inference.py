@@ -1,0 +1,143 @@
+"""Without the hook: the movements that must have happened, read off the buffers that were held.
+
+What goes in must come out: on a path the payload flows from a source through buffers to a sink, so every family of
+extra buffers that is large enough to hold it stands for one movement through it, of at most the payload.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from copytrace.flow import Edge
+from copytrace.model import INPUT, OUTPUT
+
+if TYPE_CHECKING:
+    from copytrace.flow import Flow
+    from copytrace.lookup import Located, Region
+    from copytrace.model import Trace
+    from copytrace.operations import Operation, Operations
+
+_SHARE = 0.5
+"""Share of an operation's payload that a family of buffers must hold to stand for a movement of it."""
+
+_IN_MEMORY = ("MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "ObjectStore(MemoryStore)")
+
+
+def complete(trace: Trace, operations: Operations, located: Located, flow: Flow) -> None:
+    """Add to ``flow`` what the hook would have seen: fetches, flushes, and copies that no probe saw."""
+    by_operation: dict[int, list[Region]] = defaultdict(list)
+    _adopt_native(trace, operations, located, flow)
+    for region in located.regions:
+        if region.rows and flow.operation_of[region.id]:
+            by_operation[flow.operation_of[region.id]].append(region)
+    produced = {edge.destination for edge in flow.edges if edge.destination is not None}
+    for operation in operations.by_root.values():
+        requests = _requests(operation, operations, located, flow)
+        produced |= {edge.destination for edge in requests}
+        flow.edges += requests
+        flow.edges += _families(trace, operation, by_operation[operation.root.id], produced, located, flow)
+    flow.edges.sort(key=lambda edge: edge.sequence)
+
+
+def _adopt_native(trace: Trace, operations: Operations, located: Located, flow: Flow) -> None:
+    """Blocks that native threads allocated belong to the one operation that was open; to the newest when there were
+    several.
+    """
+    blocks = trace.allocations
+    for region in located.regions:
+        if not region.rows or region.span or flow.operation_of[region.id]:
+            continue
+        stack = blocks.stacks[region.stack]
+        if any(not frame.native for frame in stack):
+            continue
+        opened = [op.root for op in operations.by_root.values() if op.root.enter <= region.enter < op.root.exit]
+        if opened:
+            flow.operation_of[region.id] = max(opened, key=lambda root: root.enter).id
+            if len(opened) > 1:
+                flow.inferred_operation.add(region.id)
+
+
+def _requests(operation: Operation, operations: Operations, located: Located, flow: Flow) -> list[Edge]:
+    """A fetch for what a store gave out, a flush for what it was given, unless it keeps its bytes in memory."""
+    if operation.store in _IN_MEMORY:
+        return []
+    edges = []
+    stack = [operation.root.id]
+    while stack:
+        span = operations.spans[stack.pop()]
+        if span.site.kind != "request" or span.is_metadata:
+            stack += span.children
+            continue
+        role = INPUT if span.site.direction == "write" else OUTPUT
+        for sighting in located.sightings.get(span.id, ()):
+            if sighting.role != role or sighting.region is None or span.error:
+                continue
+            if role == OUTPUT and flow.operation_of[sighting.region] != operation.root.id:
+                continue
+            edges.append(
+                Edge(
+                    kind="fetch" if role == OUTPUT else "flush",
+                    source=sighting.region if role == INPUT else None,
+                    destination=sighting.region if role == OUTPUT else None,
+                    nbytes=sighting.nbytes,
+                    count=1,
+                    sequence=span.exit if role == OUTPUT else span.enter,
+                    operation=operation.root.id,
+                    span=span.id,
+                    caller=-1,
+                    mover=False,
+                    evidence="call",
+                )
+            )
+    return edges
+
+
+def _families(
+    trace: Trace,
+    operation: Operation,
+    regions: list[Region],
+    produced: set[int | None],
+    located: Located,
+    flow: Flow,
+) -> list[Edge]:
+    """One movement for each family of buffers that holds the payload and that nothing is known to have filled."""
+    families: dict[int, list[Region]] = defaultdict(list)
+    results = {s.region for s in located.sightings.get(operation.root.id, ()) if s.role != INPUT}
+    for region in regions:
+        if region.id not in produced and region.id not in results:
+            families[region.stack].append(region)
+    edges = []
+    for stack, family in families.items():
+        held = sum(region.nbytes for region in family)
+        frames = trace.allocations.stacks[stack]
+        if held < _SHARE * operation.payload or not operation.payload or not frames:
+            continue
+        native = all(frame.native for frame in frames)
+        if not native and not _fills(frames[0].function):
+            continue
+        carried = min(held, operation.payload)
+        share = carried / held
+        doubtful = any(region.id in flow.inferred_operation for region in family)
+        edges += [
+            Edge(
+                kind="copy",
+                source=None,
+                destination=region.id,
+                nbytes=round(region.nbytes * share),
+                count=1,
+                sequence=region.enter,
+                operation=operation.root.id,
+                span=region.span,
+                caller=-1,
+                mover=False,
+                evidence="inferred" if doubtful else "native" if native else "stack",
+            )
+            for region in family
+        ]
+    return edges
+
+
+def _fills(function: str) -> bool:
+    """Whether a CPython or numpy function that allocates also fills what it allocates (an empty array is no copy)."""
+    return not any(word in function.lower() for word in ("empty", "zeros", "calloc", "newfromdescr"))
