@@ -202,6 +202,81 @@ def report(
     _deliver(renderings[format], output, force)
 
 
+@app.command(help="Exit with 1 when a trace has more copies than allowed, and say whose they are.")
+def check(
+    file: TraceFile,
+    max_copies: Annotated[
+        float, typer.Option("--max-copies", metavar="N", min=0, help="Copies of the payload, to two decimals.")
+    ],
+    max_extra_at_peak: Annotated[
+        float | None, typer.Option("--max-extra-at-peak", metavar="X", min=0, help="Extra memory over the payload.")
+    ] = None,
+    path: Annotated[str, typer.Option("--path", metavar="GLOB", help="Only paths with such a label.")] = "*",
+    layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="Only what this layer or project does.")] = "",
+) -> None:
+    from copytrace.reports.limits import Limits, exceeded, measured
+    from copytrace.reports.wording import plural, some
+
+    loaded = load_report(file)
+    limits = Limits(max_copies, max_extra_at_peak, path, layer)
+    over = exceeded(loaded, limits)
+    for excess in over:
+        print(excess)
+        for culprit in excess.culprits[:2]:
+            print(f"  {culprit}")
+        if len(excess.culprits) > 2:
+            print(f"  and {len(excess.culprits) - 2:,} more: copytrace report {file} --by-site")
+    if over:
+        raise typer.Exit(1)
+    notes = [] if loaded.coverage.transfers else ["transfers were inferred"]
+    if loaded.coverage.lost_transfers:
+        notes.append(f"{plural(loaded.coverage.lost_transfers, 'transfer')} lost")
+    print(f"{plural(len(measured(loaded, limits)), 'path')} within the limits{f' ({some(notes)})' if notes else ''}")
+
+
+@app.command(help="Compare two traces: which copies went, came, grew or moved.")
+def diff(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The trace from before.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The trace from after.")],
+    format: FormatOption = Format.text,  # noqa: A002
+    output: Output = None,
+    force: Force = False,
+    fail_on_new: Annotated[bool, typer.Option("--fail-on-new", help="Exit with 1 when copies came or grew.")] = False,
+) -> None:
+    from copytrace.reports import diff as comparison
+
+    _check_format(format)
+    found = comparison.compare(load_report(old), load_report(new))
+    renderings: dict[Format, Callable[[int, bool], str]] = {
+        Format.text: lambda width, color: comparison.to_text(found, width, color),
+        Format.markdown: lambda *_: comparison.to_markdown(found),
+        Format.json: lambda *_: comparison.to_json(found) + "\n",
+    }
+    _deliver(renderings[format], output, force)
+    if fail_on_new and found.worse:
+        raise typer.Exit(1)
+
+
+@app.command(help="Show what can be seen here: every probe and site, and why not.")
+def doctor() -> None:
+    from copytrace import doctor as examination
+
+    found = examination.examine()
+    _deliver(lambda width, color: examination.to_text(found, width, color), None, False)
+
+
+@app.command(help="Trace a few writes and reads of an array on a temporary directory and show the report.")
+def demo(output: Output = None, force: Force = False) -> None:
+    from copytrace.demo import trace
+
+    if output is not None:
+        _refuse_to_overwrite(Path(output), force)
+    traced = trace()
+    if output is not None:
+        traced.save(output, overwrite=force)
+    _deliver(lambda width, color: traced.report.to_text(width=width, color=color, file=output or ""), None, False)
+
+
 def load_report(file: str) -> Report:
     """The report of a trace, of a crashed run's ``.partial`` directory or of a JSON report.
 

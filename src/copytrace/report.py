@@ -21,7 +21,7 @@ class Report(ReportData):
     """
 
     @classmethod
-    def of(cls, data: ReportData) -> Self:
+    def from_data(cls, data: ReportData) -> Self:
         """The same data with renderings."""
         return cls(**{field.name: getattr(data, field.name) for field in fields(ReportData)})
 

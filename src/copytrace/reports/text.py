@@ -11,7 +11,7 @@ from copytrace.reports import wording
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from copytrace.model import LayerTotal, Path, ReportData, Step
+    from copytrace.model import Path, ReportData, Step
 
 type Span = tuple[str, str]
 """A text and its rich style, empty for none."""
@@ -194,7 +194,7 @@ def _remarks(page: Page, step: Step, indent: int) -> None:
     if step.count > 1:
         parts.append(wording.pieces(step.count, step.bytes))
     if step.evidence not in wording.FIRM_EVIDENCE:
-        parts.append(f"evidence: {step.evidence}")
+        parts.append(f"evidence {step.evidence}")
     remark = ", ".join(part for part in parts if part)
     if remark:
         page.flow(remark, indent, style="red" if step.avoidable_bytes else "yellow" if step.at_peak_bytes else "")
@@ -230,7 +230,7 @@ def _layer_table(page: Page, report: ReportData, numbers: range, name: int, cell
         figures = "".join(f"{wording.times(ratio):>{cell}}" for ratio in ratios)
         page.line((pad(label, name), style), (f"  {nbytes:>10}  {count:>7}{figures}", ""))
 
-    for total in _largest_first(report.layers):
+    for total in wording.by_bytes(report.layers):
         ratios = [total.copies.get(path.label) for path in paths]
         if len(paths) == len(report.paths) or any(ratio is not None for ratio in ratios):
             row(wording.plain(total.layer), wording.size(total.bytes), f"{total.count:,}", ratios, "cyan")
@@ -241,29 +241,25 @@ def _layer_table(page: Page, report: ReportData, numbers: range, name: int, cell
         row("extra at peak", "", "", [path.extra_at_peak for path in paths], "bold")
 
 
-def _largest_first(layers: Sequence[LayerTotal]) -> list[LayerTotal]:
-    return sorted(layers, key=lambda total: (-total.bytes, total.layer))
-
-
 # --- by site ---------------------------------------------------------------------------------------------------------
 
 
 def _by_site(page: Page, report: ReportData) -> None:
-    rows = [(step, path) for path in report.paths for step in wording.copies_of(path)]
-    for step, path in sorted(rows, key=lambda row: (-row[0].avoidable_bytes, -row[0].bytes)):
+    rows = wording.by_guilt(report)
+    for step, path in rows:
         page.blank()
         layer = wording.plain(step.layer or "?")
         page.line((layer, "cyan"), ("  " + fit(wording.plain(step.site.function), page.width - columns(layer) - 2), ""))
         if place := wording.place(step.site):
             page.line(("  " + fit(place, page.width - 2), ""))
+        amount = f"{wording.pieces(step.count, step.bytes)} = " if step.count > 1 else ""
         figures = [
-            f"{step.kind} {wording.pieces(step.count, step.bytes)}",
-            f"{wording.size(step.bytes)} = {wording.times(step.ratio)}",
+            f"{step.kind} {amount}{wording.size(step.bytes)}, {wording.times(step.ratio)}",
             wording.blame(step),
-            f"{wording.size(step.at_peak_bytes)} at peak" if report.coverage.memray else "",
-            f"evidence: {step.evidence}",
+            wording.held(step),
+            f"evidence {step.evidence}",
         ]
-        page.flow(", ".join(figure for figure in figures if figure), 2, style="red" if step.avoidable_bytes else "")
+        page.flow("; ".join(figure for figure in figures if figure), 2, style="red" if step.avoidable_bytes else "")
         page.flow(f"on {wording.heading(path)}", 2, style="dim")
         for caller in wording.callers(step):
             page.flow(f"called from {wording.plain(caller.function)}  {wording.place(caller)}", 2, style="dim", hang=12)

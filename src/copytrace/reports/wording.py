@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from copytrace.model import COPY_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from copytrace.model import Buffer, Coverage, Path, ReportData, SiteRef, Step
+    from copytrace.model import Buffer, Coverage, LayerTotal, Path, ReportData, SiteRef, Step
+
+type Naming = Callable[[str], str]
+"""How a rendering puts a name into a sentence, so that it cannot be taken for markup."""
 
 FIRM_EVIDENCE = frozenset({"transfer", "pointer"})
 NOTABLE = 0.02
@@ -41,9 +44,9 @@ def times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:,.2f} x"
 
 
-def plural(count: int, noun: str) -> str:
-    """``1 chunk``, ``12 chunks``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    """``1 chunk``, ``12 chunks``; ``nouns`` is a plural that takes more than an s."""
+    return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def pieces(count: int, nbytes: int) -> str:
@@ -57,7 +60,7 @@ def share(part: float) -> str:
 
 
 def short(function: str, room: int = 40) -> str:
-    """A Python name from its class on, or with its module's last part; of a native name the last parts, within ``room``."""
+    """A Python name from its class on, or with its module's last part; a native name's last parts, within ``room``."""
     if "::" in function or " " in function:
         parts = [] if "<" in function or " " in function else function.split("::")
         while len(parts) > 2 and len("::".join(parts)) > room:
@@ -119,8 +122,9 @@ class Guilt:
     function: str
     bytes: int
 
-    def __str__(self) -> str:
-        return plain(f"{self.layer} {short(self.function)} ({size(self.bytes)})")
+    def describe(self, name: Naming = plain) -> str:
+        """``zarr.buffer NDBuffer.__setitem__ (16.8 MB)``, the names put by ``name``."""
+        return f"{name(f'{self.layer} {short(self.function)}')} ({size(self.bytes)})"
 
 
 def copies_of(path: Path) -> list[Step]:
@@ -137,15 +141,25 @@ def guilty(steps: Iterable[Step], avoidable: bool = True) -> list[Guilt]:
     return [Guilt(*key, nbytes) for key, nbytes in ranked if nbytes]
 
 
-def some(items: Sequence[object], limit: int = 2) -> str:
+def by_guilt(report: ReportData) -> list[tuple[Step, Path]]:
+    """All copies of a report with their paths, those with most avoidable bytes first."""
+    rows = [(step, path) for path in report.paths for step in copies_of(path)]
+    return sorted(rows, key=lambda row: (-row[0].avoidable_bytes, -row[0].bytes))
+
+
+def by_bytes(layers: Iterable[LayerTotal]) -> list[LayerTotal]:
+    """The layers, those that copy most first."""
+    return sorted(layers, key=lambda total: (-total.bytes, total.layer))
+
+
+def some(items: Sequence[str], limit: int = 2) -> str:
     """``a, b and 3 more``."""
-    shown = [str(item) for item in items[:limit]]
-    rest = len(items) - len(shown)
-    return ", ".join(shown) + (f" and {rest:,} more" if rest else "")
+    rest = len(items) - limit
+    return ", ".join(items[:limit]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
-def headline(report: ReportData) -> str:
-    """The report in one sentence: what can be avoided, and who can avoid it."""
+def headline(report: ReportData, name: Naming = plain) -> str:
+    """The report in one sentence: what can be avoided, and who can avoid it. ``name`` puts the names in it."""
     if not report.paths:
         return "Nothing to report: no operation on an array or a store was seen."
     wasteful = [path for path in report.paths if (path.avoidable or 0) >= 0.005]
@@ -154,11 +168,10 @@ def headline(report: ReportData) -> str:
     worst = max(wasteful, key=lambda path: (path.avoidable or 0) * path.payload_bytes)
     several = f"{len(wasteful):,} of {len(report.paths):,} paths copy more than they need; most: "
     where = several if len(report.paths) > 1 else ""
-    culprits = guilty(copies_of(worst))
-    return (
-        f"{where}{heading(worst)}: {worst.avoidable:.1f} of {_copies(worst.copies or 0)} avoidable"
-        f"{', in ' + some(culprits) if culprits else ''}."
-    )
+    culprits = [culprit.describe(name) for culprit in guilty(copies_of(worst))]
+    blamed = f", in {some(culprits)}" if culprits else ""
+    stack = name(" ".join(heading(worst).split()))
+    return f"{where}{stack}: {worst.avoidable:.1f} of {_copies(worst.copies or 0)} avoidable{blamed}."
 
 
 def held(step: Step) -> str:
@@ -182,7 +195,7 @@ def callers(step: Step) -> list[SiteRef]:
     """The callers of a step, innermost first, without those that only repeat the function or the caller below."""
     seen, kept = {step.site.function}, []
     for caller in step.called_from:
-        if caller.function not in seen:
+        if caller.function and caller.function not in seen:
             seen.add(caller.function)
             kept.append(caller)
     return kept
@@ -264,6 +277,8 @@ def next_command(report: ReportData, by: str, file: str) -> str:
     """The command that serves a reader of this report best, with what it is for."""
     if not report.paths:
         return "copytrace doctor    (which probes attach, and why not)"
+    if not file:
+        return "copytrace run SCRIPT    (a program of your own)"
     wasteful = any((path.avoidable or 0) >= 0.005 for path in report.paths)
     if by == "path" and wasteful:
         return f"copytrace report {file} --by-site    (where to look)"

@@ -1,0 +1,74 @@
+"""A few paths on a temporary directory, traced: what ``copytrace demo`` shows."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from copytrace.session import Session
+
+SHAPE = (2048, 2048)
+"""Of the float32 array that is written and read, as one chunk: 16 MiB."""
+
+
+def trace() -> Session:
+    """Write and read an array through the stores that are installed, in a session; the session, closed.
+
+    Without zarr a small pipeline of numpy and bytes is traced instead.
+    """
+    from copytrace.session import session
+
+    with TemporaryDirectory(prefix="copytrace-demo-") as folder:
+        work = _with_zarr(Path(folder)) if find_spec("zarr") else _without_zarr
+        with session(label="demo") as traced:
+            work()
+    return traced
+
+
+def _with_zarr(folder: Path) -> Callable[[], None]:
+    import numpy as np
+    import zarr
+    from zarr.codecs import ZstdCodec
+    from zarr.storage import LocalStore, MemoryStore
+
+    stores: list[tuple[Any, Any]] = [
+        (LocalStore(folder / "raw"), None),
+        (LocalStore(folder / "zstd"), ZstdCodec()),
+        (MemoryStore(), None),
+    ]
+    if find_spec("obstore"):
+        from obstore.store import LocalStore as ObstoreLocal
+        from zarr.storage import ObjectStore
+
+        (folder / "object").mkdir()
+        stores.append((ObjectStore(ObstoreLocal(str(folder / "object"))), None))
+    values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
+    arrays = [
+        zarr.create_array(store, shape=SHAPE, chunks=SHAPE, dtype="float32", compressors=compressor, fill_value=-1)
+        for store, compressor in stores
+    ]
+
+    def work() -> None:
+        for array in arrays:
+            array[:] = values
+            array[:]
+
+    return work
+
+
+def _without_zarr() -> None:
+    import numpy as np
+
+    from copytrace.session import operation
+
+    values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
+    with operation("transpose and serialise", payload_bytes=values.nbytes):
+        encoded = values.T.tobytes()
+    with operation("join two halves", payload_bytes=values.nbytes):
+        middle = len(encoded) // 2
+        b"".join([encoded[:middle], encoded[middle:]])
