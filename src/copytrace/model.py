@@ -84,12 +84,18 @@ IO_KINDS = frozenset({"fetch", "flush"})
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack. ``file`` is relative to site-packages or the working directory, or a library's base name."""
+    """One line of a stack.
+
+    ``function`` is qualified (``zarr.core.buffer.cpu.NDBuffer.__setitem__``, ``object_store::local::read_range``). ``file`` is relative to
+    site-packages, the standard library or the working directory, or a library's base name. ``layer`` is empty for what
+    only carries out an order: CPython, the standard library, numpy, libc, and frames whose library is not known.
+    """
 
     function: str
     file: str
     line: int
     native: bool = False
+    layer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,7 @@ class Allocations:
     """What memray saw, one row an allocation, in order.
 
     ``born`` and ``died`` are positions in memray's stream over all segments, ``enter`` and ``leave`` the sequences of the last mark before
-    each; ``died`` is the stream's length for blocks that outlived the session. A realloc that did not move the block is joined to its first record.
+    each; ``died`` is the stream's length for blocks that outlived the session. A realloc ends one row and begins another, which names it in ``previous``.
     """
 
     address: NDArray[np.uint64]
@@ -141,6 +147,10 @@ class Allocations:
     thread: NDArray[np.uint32]
     stack: NDArray[np.uint32]
     """Index into ``stacks``."""
+    previous: NDArray[np.int64]
+    """Row of the block that a realloc turned into this one, -1 for none."""
+    moved: NDArray[np.bool_]
+    """True when that realloc copied the bytes to another place."""
     stacks: tuple[tuple[Frame, ...], ...] = ()
     """Innermost frame first, Python and native frames mixed, the probes' own frames left out; empty when it was not resolved."""
     recorded: bool = True

@@ -1,0 +1,32 @@
+"""Every test begins and ends with nothing patched, hooked or tracked; errors inside probes are errors here."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COPYTRACE_STRICT", "1")
+    _assert_clean()
+    yield
+    _assert_clean()
+
+
+def _assert_clean() -> None:
+    from copytrace import session
+    from copytrace.recorder import recorder
+
+    assert session._collector is None, "a session is still open"
+    assert recorder.mark is None, "the recorder is still recording"
+    tools = [sys.monitoring.get_tool(tool) for tool in range(6)]
+    assert not [name for name in tools if name and "copytrace" in name], "a monitoring tool id is still taken"
+    memray = sys.modules.get("memray")
+    if memray is not None:
+        assert not hasattr(memray.Tracker, "_copytrace"), "memray.Tracker is still a stand-in"
