@@ -1,0 +1,364 @@
+"""Attaching the probes for a session, and taking them off again."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from copytrace.model import DESTINATION, INPUT, OUTPUT, ProbeStatus, SiteInfo
+from copytrace.probes._calls import stand_in
+from copytrace.probes._imports import ImportWatch
+from copytrace.probes._patch import Patch, PatchError, find
+from copytrace.probes._site import Argument, Call, Family, Probe, Site
+from copytrace.probes._span import Plan
+from copytrace.recorder import recorder, threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from copytrace.probes._span import After, Before
+
+_GROUP = "copytrace.probes"
+
+
+@dataclass(slots=True)
+class _Attached:
+    """How one probe fares. ``waiting`` are sites and families whose module is not imported yet; ``rows`` are (name, status, reason)."""
+
+    probe: Probe
+    waiting: list[Site | Family]
+    rows: dict[str, tuple[str, str]] = field(default_factory=dict)
+    absent: list[Site] = field(default_factory=list)
+
+
+class Attachment:
+    """Probes attached to the libraries that are imported, and waiting for those that are not. :meth:`detach` puts everything back."""
+
+    def __init__(self, probes: Iterable[Probe], broken: tuple[ProbeStatus, ...] = ()) -> None:
+        self._broken = broken
+        self._lock = threading.RLock()
+        self._patches: dict[tuple[int, str], Patch] = {}
+        self._attached = [_Attached(probe, [*probe.families, *probe.sites]) for probe in probes]
+        self._watch = ImportWatch(set(), self._imported)
+        with self._quietly():
+            for attached in self._attached:
+                self._try(attached)
+                for switch in attached.probe.switches:
+                    recorder.site(switch.info)
+                    reason = switch.attach()
+                    attached.rows[switch.info.name] = ("failed", reason) if reason else ("attached", "")
+        self._watch.start()
+
+    def detach(self) -> None:
+        """Put back the identical originals and stop waiting for imports. May be called again."""
+        with self._quietly():
+            self._watch.stop()
+            for attached in self._attached:
+                for switch in attached.probe.switches:
+                    switch.detach()
+            for patch in reversed(self._patches.values()):
+                patch.remove()
+            self._patches = {}
+
+    def statuses(self) -> tuple[ProbeStatus, ...]:
+        """How each probe fares now."""
+        with self._quietly():
+            return (*(_status(attached) for attached in self._attached), *self._broken)
+
+    @contextmanager
+    def _quietly(self) -> Iterator[None]:
+        state = threads.state
+        before, state.busy = state.busy, True
+        try:
+            with self._lock:
+                yield
+        finally:
+            state.busy = before
+
+    def _imported(self, name: str) -> None:
+        with self._quietly():
+            for attached in self._attached:
+                if attached.probe.package.partition(".")[0] == name.partition(".")[0]:
+                    self._try(attached)
+
+    def _try(self, attached: _Attached) -> None:
+        """Attach what of ``attached`` waits and can be attached."""
+        waiting, attached.waiting = attached.waiting, []
+        for item in waiting:
+            try:
+                if isinstance(item, Family):
+                    self._attach_family(attached, item)
+                else:
+                    self._attach_site(attached, item)
+            except Exception as error:
+                name = item.base if isinstance(item, Family) else item.name or item.targets[0]
+                attached.rows[name] = ("failed", f"{type(error).__name__}: {error}")
+                recorder.failed(error, name)
+
+    def _attach_site(self, attached: _Attached, site: Site) -> None:
+        loaded = True
+        for target in site.targets:
+            module, _, path = target.partition(":")
+            if module not in sys.modules:
+                loaded = False
+                self._watch.names |= {module, module.partition(".")[0]}
+            elif (found := find(sys.modules[module], path)) is not None:
+                self._patch(attached, *found, replace(site, name=site.name or f"{_public(module)}.{path}"))
+                return
+        if loaded:
+            attached.absent.append(site)
+        else:
+            attached.waiting.append(site)
+
+    def _attach_family(self, attached: _Attached, family: Family) -> None:
+        module, _, path = family.base.partition(":")
+        if module not in sys.modules:
+            self._watch.names |= {module, module.partition(".")[0]}
+            attached.waiting.append(family)
+            return
+        found = find(sys.modules[module], path)
+        base = vars(found[0]).get(found[1]) if found else None
+        if not isinstance(base, type):
+            attached.rows[f"{_public(module)}.{path}"] = ("missing", f"{family.base} is not there")
+            return
+
+        def attach(kind: type) -> None:
+            with self._quietly():
+                try:
+                    self._attach_class(attached, family, kind)
+                except Exception as error:
+                    recorder.failed(error, f"probe {attached.probe.name}")
+
+        for kind in [base, *_subclasses(base), *(family.more() if family.more else ())]:
+            self._attach_class(attached, family, kind)
+        self._add(Patch.of_subclassing(base, attach))
+
+    def _attach_class(self, attached: _Attached, family: Family, kind: type) -> None:
+        for method in family.methods:
+            attribute = method.targets[0]
+            if attribute in vars(kind):
+                site = family.adapt(kind, method) if family.adapt else method
+                if site is not None:
+                    name = f"{_public(kind.__module__)}.{kind.__qualname__}.{attribute}"
+                    self._patch(attached, kind, attribute, replace(site, name=site.name or name))
+
+    def _patch(self, attached: _Attached, owner: Any, attribute: str, site: Site) -> None:
+        inherited = isinstance(owner, type) and attribute not in vars(owner)
+        if (id(owner), attribute) in self._patches or (inherited and any(p.serves(owner, attribute) for p in self._patches.values())):
+            attached.rows.setdefault(site.name, ("attached", ""))
+            return
+        module = owner.__module__ if isinstance(owner, type) else owner.__name__
+        own = module.partition(".")[0] == attached.probe.package.partition(".")[0]
+        library = attached.probe.library if own else module.partition(".")[0]
+        info = SiteInfo(site.name, library, site.kind, site.direction, site.primitive)
+        try:
+            self._add(Patch.of_callable(owner, attribute, lambda original: stand_in(_plan(site, info, original), original)))
+        except PatchError as error:
+            attached.rows[site.name] = ("failed", str(error))
+        else:
+            attached.rows[site.name] = ("attached", "")
+
+    def _add(self, patch: Patch) -> None:
+        patch.install()
+        self._patches[id(patch.owner), patch.attribute] = patch
+
+
+def attach_all(*, imports: bool = False) -> Attachment:
+    """Attach every probe that is not switched off by ``COPYTRACE_DISABLE_PROBES``; with ``imports`` the libraries are imported first.
+
+    A probe that a library ships takes the place of ours of the same name. Raises nothing: what cannot be attached is in
+    :meth:`Attachment.statuses`.
+    """
+    disabled = {name.strip() for name in os.environ.get("COPYTRACE_DISABLE_PROBES", "").split(",")}
+    shipped, broken = _shipped()
+    probes = {probe.name: probe for probe in (*_builtin(), *shipped) if probe.name not in disabled}
+    if imports:
+        for probe in probes.values():
+            with suppress(Exception):
+                importlib.import_module(probe.package)
+    return Attachment(probes.values(), broken)
+
+
+@cache
+def _builtin() -> tuple[Probe, ...]:
+    from copytrace.probes import numcodecs, zarr
+
+    return (zarr.PROBE, numcodecs.PROBE)
+
+
+@cache
+def _shipped() -> tuple[tuple[Probe, ...], tuple[ProbeStatus, ...]]:
+    """The probes that installed libraries ship, and what is to be said of those that cannot be loaded."""
+    found, broken = [], []
+    for entry in importlib.metadata.entry_points(group=_GROUP):
+        try:
+            probe = entry.load()
+            if not isinstance(probe, Probe):
+                raise TypeError(f"{entry.value} is a {type(probe).__name__}, not a copytrace.Probe")
+            found.append(probe)
+        except Exception as error:
+            library = entry.dist.name if entry.dist else ""
+            broken.append(ProbeStatus(entry.name, library, _version(library), "failed", f"{type(error).__name__}: {error}"))
+    return tuple(found), tuple(broken)
+
+
+def _subclasses(base: type) -> list[type]:
+    found: dict[type, None] = {}
+    for kind in type.__subclasses__(base):
+        found[kind] = None
+        found.update(dict.fromkeys(_subclasses(kind)))
+    return list(found)
+
+
+def _public(module: str) -> str:
+    """A module's name without its private parts."""
+    return ".".join(part for part in module.split(".") if not part.startswith("_") or part == "__main__")
+
+
+def _plan(site: Site, info: SiteInfo, original: Any) -> Plan:
+    return Plan(site.name, recorder.site(info), _before(site, original), _after(site))
+
+
+def _before(site: Site, original: Any) -> Before | None:
+    asked = [argument for argument in (*site.inputs, *site.destinations) if not isinstance(argument, int)]
+    names = _parameters(original) if asked or site.describe or site.payload else {}
+    looks = [(INPUT, _getter(argument, names)) for argument in site.inputs]
+    looks += [(DESTINATION, _getter(argument, names)) for argument in site.destinations]
+    describe, payload_of, name = site.describe, site.payload, site.name
+    if not looks and describe is None and payload_of is None:
+        return None
+
+    def before(span: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
+        state = threads.state
+        state.busy = True
+        attributes = payload = 0
+        try:
+            for role, get in looks:
+                recorder.see(span, role, get(args, kwargs))
+            if describe is not None or payload_of is not None:
+                call = Call(names, args, kwargs)
+                if describe is not None and (description := describe(call)):
+                    attributes = recorder.attributes(description)
+                if payload_of is not None:
+                    payload = payload_of(call)
+        except Exception as error:
+            recorder.failed(error, name)
+        finally:
+            state.busy = False
+        return attributes, payload
+
+    return before
+
+
+def _after(site: Site) -> After | None:
+    if not site.output:
+        return None
+    name = site.name
+
+    def after(span: int, result: Any) -> None:
+        state = threads.state
+        state.busy = True
+        try:
+            recorder.see(span, OUTPUT, result)
+        except Exception as error:
+            recorder.failed(error, name)
+        finally:
+            state.busy = False
+
+    return after
+
+
+def _getter(argument: Argument, names: Mapping[str, int]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
+    if callable(argument):
+        return lambda args, kwargs: argument(Call(names, args, kwargs))
+    if isinstance(argument, int):
+        return lambda args, _kwargs: args[argument] if len(args) > argument else None
+    index = names.get(argument, sys.maxsize)
+    return lambda args, kwargs: args[index] if len(args) > index else kwargs.get(argument)
+
+
+def _parameters(original: Any) -> dict[str, int]:
+    """Parameter name -> position, of those that can be given by position; empty when the signature is not known."""
+    code = getattr(original, "__code__", None)
+    if code is not None and not hasattr(original, "__wrapped__"):
+        return {name: index for index, name in enumerate(code.co_varnames[: code.co_argcount])}
+    try:
+        parameters = inspect.signature(original).parameters.values()
+    except (ValueError, TypeError):
+        return {}
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return {name: index for index, name in enumerate(positional)}
+
+
+def _status(attached: _Attached) -> ProbeStatus:
+    probe = attached.probe
+    version = _version(probe.library)
+    rows = dict(attached.rows)
+    imported = probe.package in sys.modules
+    for site in attached.absent:
+        if covers(site.versions, version):
+            rows[site.name or site.targets[0]] = ("missing", f"{probe.library} {version} has no {' or '.join(site.targets)}")
+    for item in attached.waiting:
+        targets = (item.base,) if isinstance(item, Family) else item.targets
+        modules = [target.partition(":")[0] for target in targets]
+        if imported and not any(_exists(module) for module in modules):
+            if isinstance(item, Family) or covers(item.versions, version):
+                rows[targets[0]] = ("missing", f"{probe.library} {version} has no {' or '.join(modules)}")
+        else:
+            rows[targets[0]] = ("waiting", f"{' or '.join(modules)} is not imported")
+    faults = {status for status, _ in rows.values()} & {"missing", "failed"}
+    if not version and not imported:
+        status, reason = "not-installed", f"{probe.library} is not installed"
+    elif not imported:
+        status, reason = "not-imported", f"{probe.package} is not imported"
+    elif faults:
+        status, reason = "partial", "; ".join(reason for status, reason in rows.values() if status in faults)
+    else:
+        status, reason = "attached", ""
+    sites = tuple({"name": name, "status": status, "reason": reason} for name, (status, reason) in rows.items())
+    return ProbeStatus(probe.name, probe.library, version, status, reason, sites)
+
+
+def _exists(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+@cache
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def covers(specifier: str, version: str) -> bool:
+    """Whether ``version`` lies in a specifier such as ``">=3.1,<3.4"``; only the numbers of a release count. An unknown version lies in all."""
+    numbers = _release(version)
+    for part in filter(None, specifier.replace(" ", "").split(",")):
+        operator, bound = re.fullmatch(r"([<>=!]=?)([\d.]+)", part).groups()  # type: ignore[union-attr]
+        order = (numbers > _release(bound)) - (numbers < _release(bound))
+        holds = {">=": order >= 0, ">": order > 0, "<=": order <= 0, "<": order < 0, "==": order == 0, "!=": order != 0}
+        if numbers and not holds[operator]:
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    matched = re.match(r"\d+(\.\d+)*", version)
+    numbers = [int(number) for number in matched.group().split(".")] if matched else []
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

@@ -1,0 +1,87 @@
+"""zarr's Buffer and NDBuffer: the copies that zarr itself makes."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from copytrace.probes._site import Call, Site
+from copytrace.probes.zarr.describe import only_arrays
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def _selected(call: Call) -> Any:
+    """The part of ``self`` that ``self[key] = value`` writes to, as a view; all of it when only a copy could be had."""
+    data = vars(call.instance).get("_data")
+    key = call.get("key")
+    parts = key if isinstance(key, tuple) else (key,)
+    if not isinstance(data, np.ndarray):
+        return None
+    if all(isinstance(part, slice | int | np.integer | EllipsisType) for part in parts):
+        view: NDArray[Any] = data[(*parts, ...)] if ... not in parts else data[key]
+        return view
+    return data
+
+
+def _value(call: Call) -> Any:
+    """The array that is scattered; a fill value is none."""
+    value = call.get("value")
+    data = getattr(value, "__dict__", {}).get("_data", value)
+    return data if isinstance(data, np.ndarray) and data.ndim else None
+
+
+def _others(call: Call) -> Any:
+    return only_arrays(call.get("others"))
+
+
+_CORE = "zarr.core.buffer.core"
+_CPU = "zarr.core.buffer.cpu"
+
+BUFFERS = (
+    Site(
+        target=f"{_CPU}:NDBuffer.__setitem__",
+        kind="scatter",
+        primitive="ndarray.__setitem__",
+        inputs=(_value,),
+        destinations=(_selected,),
+    ),
+    Site(target=f"{_CPU}:NDBuffer.__getitem__", kind="gather", primitive="ndarray.__getitem__", inputs=(0,), output=True),
+    Site(target=f"{_CORE}:NDBuffer.reshape", kind="gather", primitive="ndarray.reshape", inputs=(0,), output=True),
+    Site(
+        target=(f"{_CPU}:NDBuffer.astype", f"{_CORE}:NDBuffer.astype"),
+        name="zarr.core.buffer.cpu.NDBuffer.astype",
+        kind="convert",
+        primitive="ndarray.astype",
+        inputs=(0,),
+        output=True,
+    ),
+    Site(target=f"{_CORE}:NDBuffer.copy", kind="copy", primitive="ndarray.copy", inputs=(0,), output=True),
+    Site(
+        target=(f"{_CPU}:NDBuffer.all_equal", f"{_CORE}:NDBuffer.all_equal"),
+        name="zarr.core.buffer.cpu.NDBuffer.all_equal",
+        kind="context",
+        inputs=(0,),
+    ),
+    Site(target=f"{_CORE}:Buffer.to_bytes", kind="copy", primitive="bytes", inputs=(0,), output=True),
+    Site(target=f"{_CORE}:Buffer.__setitem__", kind="scatter", primitive="ndarray.__setitem__", inputs=("value",), destinations=(_selected,)),
+    Site(
+        target=f"{_CPU}:Buffer.combine",
+        kind="join",
+        primitive="numpy.concatenate",
+        inputs=(0, _others),
+        output=True,
+        versions=">=3.1.4",
+    ),
+    Site(
+        target=(f"{_CPU}:Buffer.__add__", f"{_CORE}:Buffer.__add__"),
+        name="zarr.core.buffer.cpu.Buffer.__add__",
+        kind="join",
+        primitive="numpy.concatenate",
+        inputs=(0, "other"),
+        output=True,
+    ),
+)

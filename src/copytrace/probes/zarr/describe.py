@@ -1,0 +1,88 @@
+"""What is said of zarr's objects: a store's name, an array's codecs, the bytes of a selection. Nothing of zarr is imported for it."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from copytrace.probes._site import Call
+
+
+def store_name(store: Any) -> str:
+    """A store's class and in parentheses what it wraps: ``LocalStore``, ``ObjectStore(S3Store)``, ``LoggingStore(FsspecStore(LocalFileSystem))``."""
+    kind = type(store)
+    held = getattr(store, "__dict__", {})
+    bases = {base.__name__ for base in kind.__mro__}
+    if "WrapperStore" in bases and "_store" in held:
+        return f"{kind.__name__}({store_name(held['_store'])})"
+    if "ObjectStore" in bases and "store" in held:
+        return f"{kind.__name__}({type(held['store']).__name__})"
+    if "FsspecStore" in bases and "fs" in held:
+        return f"{kind.__name__}({_file_system(held['fs'])})"
+    return kind.__name__
+
+
+def _file_system(fs: Any) -> str:
+    return type(getattr(fs, "__dict__", {}).get("sync_fs", fs)).__name__
+
+
+def codec_names(metadata: Any) -> tuple[str, ...]:
+    """An array's codecs in the order in which they encode, sharding with its own: ``("transpose", "sharding(bytes+zstd)")``."""
+    codecs = getattr(metadata, "codecs", None)
+    if codecs is not None:
+        return tuple(map(_codec, codecs))
+    filters = getattr(metadata, "filters", None) or ()
+    compressor = getattr(metadata, "compressor", None)
+    return tuple(codec.codec_id for codec in (*filters, compressor) if codec is not None) or ("bytes",)
+
+
+def _codec(codec: Any) -> str:
+    inner = getattr(codec, "__dict__", {}).get("codecs")
+    if inner:
+        return f"sharding({'+'.join(map(_codec, inner))})"
+    described = codec.to_dict()
+    name = described.get("name") if isinstance(described, dict) else None
+    return str(name or type(codec).__name__)
+
+
+def about(api: str, call: str, store_path: Any, metadata: Any) -> dict[str, Any]:
+    """The description of an operation on an array."""
+    return {"api": api, "call": call, "store": store_name(store_path.store), "codecs": codec_names(metadata)}
+
+
+def of_array(api: str, call: str, find: Callable[[Call], Any]) -> Callable[[Call], Mapping[str, Any]]:
+    """Describes a call on the array that ``find`` gets at (an ``Array`` or an ``AsyncArray``)."""
+
+    def describe(call_: Call) -> Mapping[str, Any]:
+        array = find(call_)
+        return about(api, call, array.store_path, array.metadata)
+
+    return describe
+
+
+def selected_bytes(metadata: Any, indexer: Any, fields: Any = None) -> int:
+    """Elements of a selection x itemsize of the array's dtype, or of one field of it."""
+    dtype = metadata.dtype
+    dtype = dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype
+    if isinstance(fields, str) and fields:
+        dtype = dtype[fields]
+    return prod(indexer.shape) * int(dtype.itemsize)
+
+
+def keyed(key: str, store: Any) -> dict[str, Any]:
+    """The description of a request."""
+    return {"key": key, "store": store_name(store)}
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of an array that the caller handed over, 0 when it does not say."""
+    size = getattr(value, "nbytes", 0)
+    return size if isinstance(size, int) else 0
+
+
+def only_arrays(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Those of ``values`` that can hold array data, as a tuple that can be looked at."""
+    return tuple(values) if isinstance(values, list | tuple) else ()
