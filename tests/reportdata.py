@@ -1,8 +1,6 @@
-"""Reports written by hand, as a real session would make them, for the tests of the renderings and of the command line."""
+"""Reports written by hand, as a real session would make them, for the tests of renderings and command line."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from copytrace.model import Buffer, Coverage, LayerTotal, Path, ProbeStatus, SiteRef, Step
 from copytrace.report import Report
@@ -109,7 +107,8 @@ def path(
 ) -> Path:
     copied = sum(one.bytes for one in steps if one.kind not in ("fetch", "flush"))
     fetched, flushed = (sum(one.bytes for one in steps if one.kind == kind) for kind in ("fetch", "flush"))
-    label = " . ".join(part for part in (direction, api.removesuffix(".__setitem__").removesuffix(".__getitem__"), store, "+".join(codecs)) if part)  # noqa: E501 # fmt: skip
+    short_api = api.removesuffix(".__setitem__").removesuffix(".__getitem__")
+    label = " . ".join(part for part in (direction, short_api, store, "+".join(codecs)) if part)
     return Path(
         label=label,
         direction=direction,
@@ -140,24 +139,25 @@ def path(
 
 def report(*paths: Path, coverage: Coverage = COVERAGE, notes: tuple[str, ...] = (), label: str = "example") -> Report:
     """A report of ``paths`` whose layer totals agree with their steps."""
-    layers: dict[tuple[str, str], list[Step]] = {}
+    layers: dict[tuple[str, str], dict[str, list[Step]]] = {}
     for one in paths:
         for move in one.steps:
             if move.kind not in ("fetch", "flush"):
-                layers.setdefault((move.layer, move.project), []).append(move)
+                layers.setdefault((move.layer, move.project), {}).setdefault(one.label, []).append(move)
+    payloads = {one.label: one.payload_bytes for one in paths}
     totals = tuple(
         LayerTotal(
             layer,
             project,
             {
-                one.label: sum(move.bytes for move in moves if move in one.steps) / one.payload_bytes
-                for one in paths
-                if one.payload_bytes and any(move in one.steps for move in moves)
+                label: sum(move.bytes for move in moves) / payloads[label]
+                for label, moves in found.items()
+                if payloads[label]
             },
-            sum(move.bytes for move in moves),
-            sum(move.count for move in moves),
+            sum(move.bytes for moves in found.values() for move in moves),
+            sum(move.count for moves in found.values() for move in moves),
         )
-        for (layer, project), moves in layers.items()
+        for (layer, project), found in layers.items()
     )
     return Report(ENVIRONMENT, coverage, tuple(paths), totals, label=label, spans=42, records=1234, notes=notes)
 
@@ -288,7 +288,16 @@ def icechunk_read() -> Path:
         ("bytes",),
         payload,
         (
-            step("fetch", None, "b1", "icechunk", site("object_store::local::chunked_stream"), payload, payload, count=2048),
+            step(
+                "fetch",
+                None,
+                "b1",
+                "icechunk",
+                site("object_store::local::chunked_stream"),
+                payload,
+                payload,
+                count=2048,
+            ),
             step(
                 "join",
                 "b1",
@@ -302,8 +311,28 @@ def icechunk_read() -> Path:
                 evidence="native",
                 avoidable=payload,
             ),
-            step("copy", None, "b3", "icechunk", site("_icechunk_python::store::PyStore::get"), payload, payload, evidence="inferred", avoidable=payload),
-            step("scatter", "b2", "b4", "zarr.buffer", SCATTER, payload, payload, avoidable=payload, called_from=SCATTER_CALLERS),
+            step(
+                "copy",
+                None,
+                "b3",
+                "icechunk",
+                site("_icechunk_python::store::PyStore::get"),
+                payload,
+                payload,
+                evidence="inferred",
+                avoidable=payload,
+            ),
+            step(
+                "scatter",
+                "b2",
+                "b4",
+                "zarr.buffer",
+                SCATTER,
+                payload,
+                payload,
+                avoidable=payload,
+                called_from=SCATTER_CALLERS,
+            ),
         ),
         (
             Buffer("b1", "extra", "pieces", "icechunk", site("chunked_stream"), payload, 8192, 2048),
@@ -317,7 +346,7 @@ def icechunk_read() -> Path:
         unattributed=1_234_567,
         explained=0.93,
         notes=("pyarrow takes 1 GiB pools: no allocation of the payload's size exists",),
-    )  # fmt: skip
+    )
 
 
 def sharded_read() -> Path:
@@ -330,7 +359,16 @@ def sharded_read() -> Path:
         ("sharding_indexed", "bytes", "blosc"),
         payload,
         (
-            step("fetch", "b1", "b2", "zarr.storage", site("zarr.storage._local._get", "zarr/storage/_local.py", 41), 1_048_576, payload, count=3),
+            step(
+                "fetch",
+                "b1",
+                "b2",
+                "zarr.storage",
+                site("zarr.storage._local._get", "zarr/storage/_local.py", 41),
+                1_048_576,
+                payload,
+                count=3,
+            ),
             step("decode", "b2", "b3", "numcodecs", site("numcodecs.blosc.Blosc.decode"), 4_194_304, payload, count=3),
             step("scatter", "b3", "b4", "zarr.buffer", SCATTER, payload, payload, count=3),
         ),
@@ -346,7 +384,7 @@ def sharded_read() -> Path:
         errors=1,
         read_amplification=256.0,
         decode_amplification=1024.0,
-    )  # fmt: skip
+    )
 
 
 def memory_write() -> Path:
@@ -359,14 +397,27 @@ def memory_write() -> Path:
         "MemoryStore",
         ("bytes",),
         payload,
-        (step("copy", "b1", "b2", "zarr.storage", owned, payload, payload, primitive="ndarray.copy", required=True, at_peak=payload),),
+        (
+            step(
+                "copy",
+                "b1",
+                "b2",
+                "zarr.storage",
+                owned,
+                payload,
+                payload,
+                primitive="ndarray.copy",
+                required=True,
+                at_peak=payload,
+            ),
+        ),
         (
             Buffer("b1", "source", "caller's array", "user", site("__main__.main"), payload, payload),
             Buffer("b2", "extra", "stored", "zarr.storage", owned, payload, payload, required=True),
         ),
         best=1,
         extra=payload,
-    )  # fmt: skip
+    )
 
 
 def clean_write() -> Path:
@@ -378,12 +429,22 @@ def clean_write() -> Path:
         "LocalStore",
         ("bytes",),
         payload,
-        (step("flush", "b1", "b2", "zarr.storage", site("zarr.storage._local._put", "zarr/storage/_local.py", 77), payload, payload),),
+        (
+            step(
+                "flush",
+                "b1",
+                "b2",
+                "zarr.storage",
+                site("zarr.storage._local._put", "zarr/storage/_local.py", 77),
+                payload,
+                payload,
+            ),
+        ),
         (
             Buffer("b1", "source", "caller's array", "user", site("__main__.main"), payload, payload),
             Buffer("b2", "io", "file", "zarr.storage", site(""), payload, 0),
         ),
-    )  # fmt: skip
+    )
 
 
 def empty_write() -> Path:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from copytrace.reports import wording
-from copytrace.reports.markdown import LIMIT, code, cut, length, table
+from copytrace.reports.markdown import LIMIT, code, cut, length, prose, table
 from copytrace.reports.text import Page
 
 if TYPE_CHECKING:
@@ -86,10 +86,13 @@ class Diff:
         """The comparison in one sentence."""
         if not self.paths:
             return "The reports have no path in common: nothing can be compared."
-        counts = {verb: [change for change in self.changes if change.verb == verb] for verb in VERBS}
-        told = [f"{wording.plural(len(found), 'copy', 'copies')} {verb}" for verb, found in counts.items() if found]
+        told = []
+        for verb in VERBS:
+            if found := [_one(change.old, change.new) for change in self.changes if change.verb == verb]:
+                layers = ", ".join(dict.fromkeys(wording.plain(copied.layer) for copied in found))
+                told.append(f"{wording.plural(len(found), 'copy', 'copies')} {verb} ({layers})")
         common = wording.plural(len(self.paths), "path")
-        return f"{', '.join(told)} on {common}." if told else f"The same copies on {common}."
+        return f"{'; '.join(told)} on {common}." if told else f"The same copies on {common}."
 
 
 def compare(old: ReportData, new: ReportData) -> Diff:
@@ -136,6 +139,8 @@ def _amount(copied: Copied) -> float:
 
 
 def _changes(old: Path, new: Path) -> list[Change]:
+    if bool(old.payload_bytes) != bool(new.payload_bytes):
+        return []
     before, after = _copied(old), _copied(new)
     changes = []
     for key in before.keys() & after.keys():
@@ -235,7 +240,7 @@ def to_text(diff: Diff, width: int = 80, color: bool = False) -> str:
 
 def to_markdown(diff: Diff) -> str:
     """The comparison for an issue or a pull request on GitHub, at most 65,536 characters."""
-    head = [f"**{diff.verdict}**", ""]
+    head = [f"**{prose(diff.verdict)}**", ""]
     rows = [[code(path.path), *_pair(path.copies), *_pair(path.extra_at_peak)] for path in diff.paths]
     columns = {"path": "left", "copies, old": "right", "new": "right", "extra at peak, old": "right", "new ": "right"}
     changes = [f"- {_sentence(change, code)}, on {code(change.path)}" for change in diff.changes]

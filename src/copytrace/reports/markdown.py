@@ -74,7 +74,7 @@ def code(text: str) -> str:
         return ""
     if not re.search(r"[`|\\]", text):
         return f"`{text}`"
-    return f"<code>{re.sub(r'[^A-Za-z0-9 ]', lambda found: f'&#{ord(found[0])};', text)}</code>"
+    return f"<code>{re.sub(r'[!-/:-@\[-`{-~]', lambda found: f'&#{ord(found[0])};', text)}</code>"
 
 
 def prose(text: str) -> str:
@@ -191,7 +191,8 @@ def _totals(path: Path, report: ReportData) -> list[list[str]]:
     peak = f"**{path.extra_at_peak_bytes:,}**" if report.coverage.memray else "-"
     return [
         ["", "", "**copied**", f"**{path.copied_bytes:,}**", f"**{_ratio(path.copies)}**", peak, ""],
-        ["", "", "best achievable", "", str(path.best_achievable), "", ""],
+        ["", "", "best achievable", "", f"{path.best_achievable:.2f}", "", ""],
+        ["", "", "avoidable", "", _ratio(path.avoidable), "", ""],
     ]
 
 
@@ -289,10 +290,10 @@ def _environment(environment: Mapping[str, Any]) -> list[str]:
 
 
 def _stacks(report: ReportData, room: Room) -> list[str]:
-    lines = []
-    for step, path in wording.by_guilt(report)[: room.rows]:
+    lines, ranked = [], wording.by_guilt(report)
+    for step, path in ranked[: room.rows]:
         lines.append(f"- {code(step.layer)} {linked(step.site)} {code(wording.place(step.site))} on {code(path.label)}")
         lines += [
             f"  - {linked(caller)} {code(wording.place(caller))}" for caller in step.called_from[:30] if caller.function
         ]
-    return _folded("Stacks", lines) if lines else []
+    return _folded("Stacks", [*lines, *_more(len(ranked), room.rows, "stack")]) if lines else []

@@ -42,6 +42,12 @@ class Page:
         for row in wrap(text, width, initial_indent=before, subsequent_indent=after, break_on_hyphens=False):
             self.line((row, style))
 
+    def items(self, parts: Sequence[str], separator: str, indent: int, style: str = "") -> None:
+        """Add the non-empty of ``parts``, broken between lines only where one ends."""
+        tied = separator.join(part.replace(" ", "\0") for part in parts if part)
+        for row in wrap(tied, self.width - indent - 2, break_on_hyphens=False):
+            self.line((" " * indent + row.replace("\0", " "), style))
+
     def blank(self) -> None:
         self.lines.append([])
 
@@ -195,9 +201,7 @@ def _remarks(page: Page, step: Step, indent: int) -> None:
         parts.append(wording.pieces(step.count, step.bytes))
     if step.evidence not in wording.FIRM_EVIDENCE:
         parts.append(f"evidence {step.evidence}")
-    remark = ", ".join(part for part in parts if part)
-    if remark:
-        page.flow(remark, indent, style="red" if step.avoidable_bytes else "yellow" if step.at_peak_bytes else "")
+    page.items(parts, ", ", indent, style="red" if step.avoidable_bytes else "yellow" if step.at_peak_bytes else "")
     callers = wording.callers(step)
     if callers and not step.site.function.endswith(callers[0].function):
         where = wording.place(callers[0])
@@ -212,7 +216,7 @@ def _by_layer(page: Page, report: ReportData) -> None:
     page.blank()
     for number, path in enumerate(report.paths, 1):
         page.line((f"{number:>3}  ", "cyan"), (f"{wording.heading(path)}  {wording.scale(path)}", ""))
-    name = min(max([5, *(columns(wording.plain(total.layer)) for total in report.layers)]), 24)
+    name = min(max([len("extra at peak"), *(columns(wording.plain(total.layer)) for total in report.layers)]), 24)
     cell = max(9, *(2 + len(wording.times(path.copies)) for path in report.paths))
     across = max((page.width - name - 21) // cell, 1)
     for start in range(0, len(report.paths), across):
@@ -259,7 +263,7 @@ def _by_site(page: Page, report: ReportData) -> None:
             wording.held(step),
             f"evidence {step.evidence}",
         ]
-        page.flow("; ".join(figure for figure in figures if figure), 2, style="red" if step.avoidable_bytes else "")
+        page.items(figures, "; ", 2, style="red" if step.avoidable_bytes else "")
         page.flow(f"on {wording.heading(path)}", 2, style="dim")
         for caller in wording.callers(step):
             page.flow(f"called from {wording.plain(caller.function)}  {wording.place(caller)}", 2, style="dim", hang=12)

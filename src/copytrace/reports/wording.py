@@ -27,6 +27,8 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 def plain(text: str) -> str:
     """``text`` with control, format and unassigned characters escaped, so that it cannot drive a terminal."""
+    if text.isprintable():
+        return text
     return "".join(
         char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char for char in text
     )
@@ -171,7 +173,7 @@ def headline(report: ReportData, name: Naming = plain) -> str:
     culprits = [culprit.describe(name) for culprit in guilty(copies_of(worst))]
     blamed = f", in {some(culprits)}" if culprits else ""
     stack = name(" ".join(heading(worst).split()))
-    return f"{where}{stack}: {worst.avoidable:.1f} of {_copies(worst.copies or 0)} avoidable{blamed}."
+    return f"{where}{stack}: {worst.avoidable:,.1f} of {_copies(worst.copies or 0)} avoidable{blamed}."
 
 
 def held(step: Step) -> str:
