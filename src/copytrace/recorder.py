@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+from copytrace.callers import callers
 from copytrace.extents import extents, forget
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class Operation:
         if mark is None:
             return self
         site = recorder.site(SiteInfo("copytrace.operation", "", "operation"))
-        attributes = recorder.attributes({"label": self.label})
+        attributes = recorder.attributes({"label": self.label, "called_from": callers()})
         span, parent, previous = recorder.next_span(), parent_span.get(), state.current
         waits = asyncio._get_running_loop() is not None
         started, enter = time.perf_counter_ns(), mark(span)

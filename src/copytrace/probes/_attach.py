@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import platform
 import re
 import sys
 import threading
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from copytrace.callers import callers
 from copytrace.model import DESTINATION, INPUT, OUTPUT, ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
 from copytrace.probes._imports import ImportWatch
 from copytrace.probes._patch import Patch, PatchError, find
 from copytrace.probes._site import Argument, Call, Family, Probe, Site
 from copytrace.probes._span import Plan
-from copytrace.recorder import recorder, threads
+from copytrace.recorder import parent_span, recorder, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,11 +164,23 @@ class Attachment:
         library = attached.probe.library if own else module.partition(".")[0]
         info = SiteInfo(site.name, library, site.kind, site.direction, site.primitive)
         try:
-            self._add(Patch.of_callable(owner, attribute, lambda original: stand_in(_plan(site, info, original), original)))
+            self._add(Patch.of_callable(owner, attribute, lambda original: stand_in(self._plan(attached, site, info, original), original)))
         except PatchError as error:
             attached.rows[site.name] = ("failed", str(error))
         else:
             attached.rows[site.name] = ("attached", "")
+
+    def _plan(self, attached: _Attached, site: Site, info: SiteInfo, original: Any) -> Plan:
+        for returned in site.returns:
+            attached.rows.setdefault(returned.name, ("waiting", f"{site.name} has returned nothing yet"))
+
+        def learn(kind: type) -> None:
+            with self._quietly():
+                for returned in site.returns:
+                    if _defines(kind, returned.targets[0]):
+                        self._patch(attached, kind, returned.targets[0], returned)
+
+        return Plan(site.name, recorder.site(info), _before(site, original), _after(site, learn))
 
     def _add(self, patch: Patch) -> None:
         patch.install()
@@ -191,9 +205,9 @@ def attach_all(*, imports: bool = False) -> Attachment:
 
 @cache
 def _builtin() -> tuple[Probe, ...]:
-    from copytrace.probes import numcodecs, zarr
+    from copytrace.probes import numcodecs, obstore, python, zarr
 
-    return (zarr.PROBE, numcodecs.PROBE)
+    return python.PROBE, zarr.PROBE, numcodecs.PROBE, obstore.PROBE
 
 
 @cache
@@ -225,16 +239,13 @@ def _public(module: str) -> str:
     return ".".join(part for part in module.split(".") if not part.startswith("_") or part == "__main__")
 
 
-def _plan(site: Site, info: SiteInfo, original: Any) -> Plan:
-    return Plan(site.name, recorder.site(info), _before(site, original), _after(site))
-
-
 def _before(site: Site, original: Any) -> Before | None:
     asked = [argument for argument in (*site.inputs, *site.destinations) if not isinstance(argument, int)]
     names = _parameters(original) if asked or site.describe or site.payload else {}
     looks = [(INPUT, _getter(argument, names)) for argument in site.inputs]
     looks += [(DESTINATION, _getter(argument, names)) for argument in site.destinations]
     describe, payload_of, name = site.describe, site.payload, site.name
+    outermost = site.kind == "operation"
     if not looks and describe is None and payload_of is None:
         return None
 
@@ -248,6 +259,8 @@ def _before(site: Site, original: Any) -> Before | None:
             if describe is not None or payload_of is not None:
                 call = Call(names, args, kwargs)
                 if describe is not None and (description := describe(call)):
+                    if outermost and not parent_span.get():
+                        description = {**description, "called_from": callers()}
                     attributes = recorder.attributes(description)
                 if payload_of is not None:
                     payload = payload_of(call)
@@ -260,22 +273,31 @@ def _before(site: Site, original: Any) -> Before | None:
     return before
 
 
-def _after(site: Site) -> After | None:
-    if not site.output:
+def _after(site: Site, learn: Callable[[type], None]) -> After | None:
+    if not site.output and not site.returns:
         return None
-    name = site.name
+    name, output = site.name, site.output
+    learnt: set[type] | None = {type(None)} if site.returns else None
 
     def after(span: int, result: Any) -> None:
         state = threads.state
         state.busy = True
         try:
-            recorder.see(span, OUTPUT, result)
+            if output:
+                recorder.see(span, OUTPUT, result)
+            if learnt is not None and type(result) not in learnt:
+                learnt.add(type(result))
+                learn(type(result))
         except Exception as error:
             recorder.failed(error, name)
         finally:
             state.busy = False
 
     return after
+
+
+def _defines(kind: type, attribute: str) -> bool:
+    return any(attribute in vars(base) for base in kind.__mro__[:-1])
 
 
 def _getter(argument: Argument, names: Mapping[str, int]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
@@ -338,6 +360,8 @@ def _exists(module: str) -> bool:
 
 @cache
 def _version(library: str) -> str:
+    if library == "python":
+        return platform.python_version()
     try:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:

@@ -14,32 +14,36 @@ from functools import update_wrapper
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from copytrace.places import OWN_FILE
 from copytrace.probes._span import Plan, Span
 from copytrace.recorder import pack_span, parent_span, recorder, threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-OWN_FILE = "copytrace"
-"""``co_filename`` of the frames that stand-ins put on the stack."""
+_NOTHING: tuple[Any, ...] = ()
+_NO_NAMES: dict[str, Any] = {}
 
 
 def stand_in(plan: Plan, original: Any) -> FunctionType:
     """A replacement for the callable ``original`` that takes the same arguments, ``self`` or ``cls`` among them."""
+    made: Any
     if inspect.iscoroutinefunction(original):
         made = inspect.markcoroutinefunction(_stepping(plan, original, _coroutine(plan.name)))
     elif inspect.isasyncgenfunction(original):
         made = _stepping(plan, original, _async_generator(plan.name))
     elif inspect.isgeneratorfunction(original):
-        made = _stepping(plan, original, _named(_steps_of_generator, plan.name))
+        made = _stepping(plan, original, named(_steps_of_generator, plan.name))
     elif type(original) is FunctionType and not hasattr(original, "__wrapped__"):
-        made = _named(_plain(plan, original), plan.name)
+        made = named(_plain(plan, original), plan.name)
     else:
-        made = _named(_unknown(plan, original, _coroutine(plan.name)), plan.name)
-    return update_wrapper(made, original)
+        made = named(_unknown(plan, original, _coroutine(plan.name)), plan.name)
+    update_wrapper(made, original)
+    assert isinstance(made, FunctionType)
+    return made
 
 
-def _named(function: Any, name: str, *, coroutine: bool = False) -> FunctionType:
+def named(function: Any, name: str, *, coroutine: bool = False) -> FunctionType:
     """A copy of ``function`` whose frames say ``name`` in ``copytrace``.
 
     A generator function may become a coroutine function by it: one that yields to the event loop by itself, with no frame in between.
@@ -65,9 +69,9 @@ def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
         started, enter, error = time.perf_counter_ns(), mark(span), 1
         try:
             if kwargs:
-                result = original(*(args, args := ())[0], **(kwargs, kwargs := {})[0])
+                result = original(*(args, args := _NOTHING)[0], **(kwargs, kwargs := _NO_NAMES)[0])
             else:
-                result = original(*(args, args := ())[0])
+                result = original(*(args, args := _NOTHING)[0])
             error = 0
         finally:
             state.current = previous
@@ -92,7 +96,7 @@ def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) 
         span = Span(plan, args, kwargs)
         span.resume()
         try:
-            result = original(*(args, args := ())[0], **(kwargs, kwargs := {})[0])
+            result = original(*(args, args := _NOTHING)[0], **(kwargs, kwargs := _NO_NAMES)[0])
         except BaseException:
             span.finish(1)
             raise
@@ -120,7 +124,7 @@ def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any])
             return inner
         return run(inner, Span(plan, args, kwargs))
 
-    return _named(call, plan.name)
+    return named(call, plan.name)
 
 
 def _without_own_frame[E: BaseException](error: E) -> E:
@@ -129,7 +133,7 @@ def _without_own_frame[E: BaseException](error: E) -> E:
 
 
 def _coroutine(name: str) -> FunctionType:
-    return _named(_steps_of_coroutine, name, coroutine=True)
+    return named(_steps_of_coroutine, name, coroutine=True)
 
 
 def _steps_of_coroutine(inner: Any, span: Span, last: bool = True) -> Generator[Any, Any, Any]:
@@ -216,7 +220,7 @@ def _async_generator(name: str) -> FunctionType:
             except BaseException as exception:
                 thrown = [_without_own_frame(exception)]
 
-    return _named(generate, name)
+    return named(generate, name)
 
 
 class _Done:
@@ -228,7 +232,7 @@ class _Done:
         self._span = span
 
     def __call__(self, future: asyncio.Future[Any]) -> None:
-        failed = future.cancelled() or future._exception is not None
+        failed = future.cancelled() or getattr(future, "_exception", None) is not None
         self._span.finish_elsewhere(int(failed))
         if not failed:
             self._span.result(future.result())

@@ -67,20 +67,21 @@ class Patch:
         return cls(owner, attribute, wrap)
 
     @classmethod
-    def of_subclassing(cls, base: type, tell: Callable[[type], None]) -> Patch:
+    def of_subclassing(cls, base: Any, tell: Callable[[type], None]) -> Patch:
         """Call ``tell(subclass)`` for each class that is derived from ``base`` from now on."""
 
         def wrap(raw: Any) -> Any:
             own = vars(base).get("__init_subclass__")
 
-            def __init_subclass__(kind: type, **options: Any) -> None:  # noqa: N807
+            def init_subclass(kind: Any, **options: Any) -> None:
                 if own is None:
                     super(base, kind).__init_subclass__(**options)
                 else:
                     own.__get__(None, kind)(**options)
                 tell(kind)
 
-            return classmethod(update_wrapper(__init_subclass__, raw.__func__ if isinstance(raw, classmethod) else raw))
+            update_wrapper(init_subclass, getattr(raw, "__func__", raw))
+            return classmethod(init_subclass)
 
         return cls(base, "__init_subclass__", wrap)
 

@@ -69,7 +69,7 @@ def selected_bytes(metadata: Any, indexer: Any, fields: Any = None) -> int:
     dtype = dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype
     if isinstance(fields, str) and fields:
         dtype = dtype[fields]
-    return prod(indexer.shape) * int(dtype.itemsize)
+    return int(prod(indexer.shape) * dtype.itemsize)
 
 
 def keyed(key: str, store: Any) -> dict[str, Any]:
