@@ -1,0 +1,230 @@
+"""The native recorder of moves: starting it, and reading what it wrote.
+
+A spool directory holds ``recording.json`` (how it was recorded) and, written by the extension, ``moves-*.bin`` (rows in the
+order of their sequence, marks among them), ``counters.bin`` (small moves summed by caller) and ``objects.tsv`` (what was loaded
+where); without the extension ``marks.bin``. It can be read while it is written and after the process has died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from copytrace.errors import CopytraceError
+from copytrace.marks import Marks
+from copytrace.model import MARK_DTYPE, TRANSFER_DTYPE, Frame, Transfers
+from copytrace.objects import Objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+HEADER = "recording.json"
+MARKS = "marks.bin"
+
+_ROW_DTYPE = np.dtype([(name, "<u8") for name in ("sequence", "thread", "source", "destination", "word", "caller")])
+_KIND_SHIFT = np.uint64(56)
+_SIZE_MASK = np.uint64((1 << 56) - 1)
+_MARK = 3
+_SUM_DTYPE = np.dtype([(name, "<u8") for name in ("caller", "moves", "bytes")])
+_LOST_AT, _SUMS_AT = 264, 384  # in counters.bin
+
+OTHERS = Frame("[other callers]", "", 0, native=True)
+"""Stands for the callers of small moves that found no place of their own."""
+
+_lock = threading.Lock()
+_active: Recording | None = None
+
+
+def _extension() -> tuple[ModuleType | None, str]:
+    """The extension, or why there is none."""
+    if os.environ.get("COPYTRACE_NO_EXTENSION", "") not in ("", "0"):
+        return None, "switched off by COPYTRACE_NO_EXTENSION"
+    try:
+        from copytrace import _transfers
+    except ImportError as error:
+        return None, f"the native hook is not installed ({error})"
+    return _transfers, ""
+
+
+class Recording:
+    """Numbers the marks of a session and, with the extension, records the moves of bytes between them.
+
+    ``spool`` is the directory to write to, made when it does not exist. ``moves``: record moves. ``min_bytes``: keep each move
+    from this many bytes up, sum smaller ones by caller. ``mark`` is bound by :meth:`start`: it takes the span that is innermost on
+    this thread from now on and returns the sequence of that change.
+
+    Raises ValueError when ``min_bytes`` is not positive.
+    """
+
+    mark: Callable[[int], int]
+
+    def __init__(self, spool: Path, *, moves: bool = True, min_bytes: int = 4096) -> None:
+        if min_bytes < 1:
+            raise ValueError(f"min_bytes: {min_bytes} is not positive; give a number of bytes from 1 up")
+        self.spool = spool
+        self.moves = moves
+        self.min_bytes = min_bytes
+        self.reason = ""
+        """Why moves are not recorded, empty when they are. Known once started."""
+        self._marks: Any = None
+
+    def start(self) -> None:
+        """Begin to record.
+
+        Raises RuntimeError when this process is being recorded already, CopytraceError when the spool holds another recording
+        or cannot be written.
+        """
+        global _active
+        with _lock:
+            if _active is not None:
+                raise RuntimeError(f"this process is being recorded already, to {_active.spool}")
+            try:
+                self.spool.mkdir(parents=True, exist_ok=True)
+                if (self.spool / HEADER).exists():
+                    raise CopytraceError(f"{self.spool}: holds another recording; choose an empty directory")
+                self._begin()
+                header = {"version": 1, "native": self._native, "reason": self.reason, "min_bytes": self.min_bytes}
+                (self.spool / HEADER).write_text(json.dumps(header))
+            except OSError as error:
+                raise CopytraceError(f"{self.spool}: cannot be written: {error.strerror}") from error
+            _active = self
+            self.mark = self._marks.mark
+
+    def _begin(self) -> None:
+        extension, missing = _extension()
+        self.reason = missing if self.moves else "switched off"
+        self._native = extension is not None
+        if extension is None:
+            self._marks = Marks(self.spool / MARKS)
+            return
+        self._marks = extension
+        slots = extension.start(self.spool, moves=self.moves, min_bytes=self.min_bytes)
+        if self.moves and not slots:
+            self.reason = "no loaded library could be hooked"
+
+    def stop(self) -> None:
+        """End the recording; does nothing when it is not running, as in a forked child."""
+        global _active
+        with _lock:
+            if _active is self:
+                self._marks.stop()
+                _active = None
+
+    def set_markers(self, on: bool) -> None:
+        """Say whether memray is tracking: then each mark is an allocation, too."""
+        self._marks.set_markers(on)
+
+    def sequence(self) -> int:
+        """The last sequence taken, 0 before the first."""
+        return int(self._marks.sequence())
+
+    def marks(self) -> int:
+        """How many marks there were."""
+        return int(self._marks.marks())
+
+    def flush(self) -> None:
+        """Write what is held back, so that :func:`read` sees every mark that has returned."""
+        if isinstance(self._marks, Marks):
+            self._marks.flush()
+
+
+def _forget() -> None:
+    """In a forked child: the recording is the parent's."""
+    global _active, _lock
+    _lock = threading.Lock()
+    if _active is not None:
+        if isinstance(_active._marks, Marks):
+            _active._marks.abandon()
+        _active = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
+    """The moves and the marks (:data:`copytrace.model.MARK_DTYPE`) in a spool directory, in the order of their sequence.
+
+    Raises CopytraceError when the directory holds no recording or a damaged one.
+    """
+    if _active is not None and _active.spool == spool:
+        _active.flush()
+    try:
+        header = json.loads((spool / HEADER).read_text())
+        reason, native = str(header["reason"]), bool(header["native"])
+    except FileNotFoundError as error:
+        raise CopytraceError(f"{spool}: holds no recording") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CopytraceError(f"{spool / HEADER}: damaged ({type(error).__name__})") from error
+    if not native:
+        marks = _table(spool / MARKS, MARK_DTYPE)
+        marks.sort(order="sequence")
+        return Transfers(np.empty(0, TRANSFER_DTYPE), recorded=False, reason=reason), marks
+    raw, marks = _rows(spool)
+    lost, sums = _counters(spool)
+    objects = Objects.read(spool / "objects.tsv")
+    callers: dict[Frame, int] = {}
+    keys, index = objects.distinct(raw["caller"], raw["sequence"])
+    numbers = [callers.setdefault(objects.frame(*key), len(callers)) for key in keys]
+    rows = np.empty(len(raw), TRANSFER_DTYPE)
+    for name in ("sequence", "thread", "source", "destination"):
+        rows[name] = raw[name]
+    rows["kind"] = raw["word"] >> _KIND_SHIFT
+    rows["nbytes"] = raw["word"] & _SIZE_MASK
+    rows["count"] = 1
+    rows["caller"] = np.array(numbers, np.uint32)[index]
+    small: dict[int, tuple[int, int]] = {}
+    for address, moves, nbytes in sums.tolist():
+        caller = callers.setdefault(objects.frame(address) if address else OTHERS, len(callers))
+        before = small.get(caller, (0, 0))
+        small[caller] = before[0] + moves, before[1] + nbytes
+    summed = tuple((caller, *total) for caller, total in small.items())
+    return Transfers(rows, tuple(callers), summed, lost, recorded=not reason, reason=reason), marks
+
+
+def _rows(spool: Path) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The moves as they were written, and the marks."""
+    moves, marks = [], []
+    for path in sorted(spool.glob("moves-*.bin")):
+        table = _table(path, _ROW_DTYPE)
+        table = table[table["sequence"] != 0]
+        marked = table["word"] >> _KIND_SHIFT == _MARK
+        moves.append(table[~marked])
+        marks.append(table[marked])
+    empty = np.empty(0, _ROW_DTYPE)
+    found = np.concatenate([empty, *marks])
+    rows = np.empty(len(found), MARK_DTYPE)
+    rows["sequence"], rows["thread"], rows["span"] = found["sequence"], found["thread"], found["source"]
+    return np.concatenate([empty, *moves]), rows
+
+
+def _counters(spool: Path) -> tuple[int, NDArray[Any]]:
+    """Moves lost, and the sums of small moves that are not zero."""
+    path = spool / "counters.bin"
+    try:
+        data = path.read_bytes()
+        lanes, places = np.frombuffer(data, "<u8", 2).tolist()
+        lost = int(np.frombuffer(data, "<u8", 1, _LOST_AT)[0])
+        sums = np.frombuffer(data, _SUM_DTYPE, lanes * (places + 1), _SUMS_AT)
+    except (OSError, ValueError) as error:
+        raise CopytraceError(f"{path}: damaged ({type(error).__name__})") from error
+    return lost, sums[sums["moves"] != 0]
+
+
+def _table(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The whole rows of a file, none when it is not there."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    return np.frombuffer(data, dtype, len(data) // dtype.itemsize).copy()
