@@ -49,6 +49,7 @@ def assemble(
     """
     moved, marks = transfers.read(spool)
     spans, seen, sites, attributes = recorder.read_spool(spool)
+    spans = spans[np.argsort(spans["id"])]
     if segments:
         blocks, unread = allocations.read(segments, marks)
     else:

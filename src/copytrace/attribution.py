@@ -104,12 +104,12 @@ class _Attribution:
     def _row_operations(self) -> NDArray[np.int64]:
         blocks = self.trace.allocations
         spans = self.trace.spans["id"]
-        of_span = np.array([self.ops.spans[int(i)].operation for i in np.sort(spans)], np.int64)
-        found = np.searchsorted(np.sort(spans), blocks.span)
+        of_span = np.array([self.ops.spans[number].operation for number in spans.tolist()], np.int64)
+        found = np.searchsorted(spans, blocks.span)
         result = np.zeros(len(blocks.address), np.int64)
         if len(spans):
             found = np.minimum(found, len(spans) - 1)
-            known = np.sort(spans)[found] == blocks.span
+            known = spans[found] == blocks.span
             result[known] = of_span[found[known]]
         for region in self.located.regions:
             operation = self.flow.operation_of[region.id]

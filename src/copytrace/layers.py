@@ -73,7 +73,7 @@ LIBRARY_LAYERS = {
 }
 
 CARRIER_LIBRARIES = re.compile(
-    r"^(lib(python|c|m|pthread|dl|rt|stdc\+\+|gcc_s|z|ssl|crypto)\b|ld-|python3|_multiarray_umath|_umath|_simd|lib.*blas)"
+    r"^(libpython|python3|lib(c|m|pthread|dl|rt|stdc\+\+|gcc_s|z|ssl|crypto)[.-]|ld-|_multiarray_umath|_simd|lib\w*blas)"
 )
 """Base names of shared objects that only carry out orders."""
 

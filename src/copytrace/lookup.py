@@ -209,13 +209,13 @@ def locate(trace: Trace) -> Located:
 
 
 def _threshold(trace: Trace) -> int:
-    """Bytes from which a block can be an end of a transfer or of a buffer that was seen."""
+    """Bytes from which a block can be an end of a transfer or of a buffer that was seen, or become one by realloc."""
     smallest = [
         int(column.min())
         for column in (trace.transfers.rows["nbytes"], trace.seen["extent"][trace.seen["extent"] >= SMALLEST])
         if len(column)
     ]
-    return max(SMALLEST, min(smallest, default=SMALLEST))
+    return max(SMALLEST, min(smallest, default=SMALLEST) // 2)
 
 
 def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Region], NDArray[np.int64]]:

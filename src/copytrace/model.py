@@ -38,7 +38,7 @@ SPAN_DTYPE = np.dtype(
         ("error", "u1"),  # 1 when it ended by an exception
     ]
 )
-"""One row a closed span."""
+"""One row a closed span; in a trace they are in the order of their ids."""
 
 SEEN_DTYPE = np.dtype(
     [

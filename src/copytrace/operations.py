@@ -4,10 +4,11 @@ which of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from copytrace.model import COPY_KINDS
+from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,11 +96,14 @@ def group(trace: Trace) -> Operations:
         if span.site.kind == "operation":
             span.operation = span.id
     _adopt_lone_roots(spans)
+    seen: Counter[tuple[int, int]] = Counter()
+    for number, role, nbytes in zip(*(trace.seen[name].tolist() for name in ("span", "role", "nbytes")), strict=True):
+        seen[number, role] += nbytes
     members: dict[int, list[SpanView]] = {}
     for span in spans.values():
         if span.operation:
             members.setdefault(span.operation, []).append(span)
-    return Operations(spans, {root: _operation(spans[root], inside, spans) for root, inside in members.items()})
+    return Operations(spans, {root: _operation(spans[root], inside, spans, seen) for root, inside in members.items()})
 
 
 def _adopt_lone_roots(spans: dict[int, SpanView]) -> None:
@@ -123,7 +127,9 @@ def _below_metadata(span: SpanView | None, spans: dict[int, SpanView]) -> bool:
     return False
 
 
-def _operation(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView]) -> Operation:
+def _operation(
+    root: SpanView, inside: list[SpanView], spans: dict[int, SpanView], seen: Counter[tuple[int, int]]
+) -> Operation:
     requests = [span for span in inside if span.site.kind == "request" and not span.is_metadata]
     outermost = [span for span in requests if not _has_request_above(span, spans)]
     described = [span.attributes for span in inside if span.site.kind == "operation"]
@@ -149,7 +155,7 @@ def _operation(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView
         api=api,
         store=store,
         codecs=codecs,
-        payload=_payload(root, inside, spans),
+        payload=_payload(root, inside, spans, seen),
         errors=int(root.error),
         chunks=len(outermost),
     )
@@ -164,10 +170,18 @@ def _has_request_above(span: SpanView, spans: dict[int, SpanView]) -> bool:
     return False
 
 
-def _payload(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView]) -> int:
-    """Bytes of the region: what the root says, or the sum over the operations directly below that say it."""
+def _payload(
+    root: SpanView, inside: list[SpanView], spans: dict[int, SpanView], seen: Counter[tuple[int, int]]
+) -> int:
+    """Bytes of the region: what the root says, or the sum over the operations directly below that say it.
+
+    For a codec or a store called by itself, the bytes that it was handed or gave out.
+    """
     if root.payload:
         return root.payload
+    if root.site.kind in _ROOTS:
+        handed, given = seen[root.id, INPUT], seen[root.id, OUTPUT] or seen[root.id, DESTINATION]
+        return given if root.site.kind == "decode" or root.site.direction == "read" else handed
     total = 0
     for span in inside:
         if span is root or not span.payload:

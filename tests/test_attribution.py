@@ -1,0 +1,301 @@
+"""The flow graph of traces written by hand: exact bytes, kinds, layers, roles and evidence."""
+
+from __future__ import annotations
+
+import pytest
+from handmade import MAIN, Story
+
+from copytrace.attribution import attribute
+from copytrace.model import DESTINATION, INPUT, OUTPUT, Frame, Path, SiteInfo, Step
+
+READ = SiteInfo("zarr.core.array.Array.__getitem__", "zarr", "operation", "read")
+WRITE = SiteInfo("zarr.core.array.Array.__setitem__", "zarr", "operation", "write")
+GET = SiteInfo("zarr.storage._local.LocalStore.get", "zarr", "request", "read")
+SET = SiteInfo("zarr.storage._local.LocalStore.set", "zarr", "request", "write")
+SCATTER = SiteInfo("zarr.core.buffer.cpu.NDBuffer.__setitem__", "zarr", "scatter", primitive="ndarray.__setitem__")
+TO_BYTES = SiteInfo("zarr.core.buffer.core.Buffer.to_bytes", "zarr", "copy", primitive="ndarray.tobytes")
+ENCODE = SiteInfo("numcodecs.zstd.Zstd.encode", "numcodecs", "encode")
+DECODE = SiteInfo("numcodecs.zstd.Zstd.decode", "numcodecs", "decode")
+JOIN = SiteInfo("zarr.core.buffer.cpu.Buffer.combine", "zarr", "join")
+
+NUMPY = Frame("_aligned_contig_to_contig", "_multiarray_umath.cpython-312-x86_64-linux-gnu.so", 0, native=True)
+PYTHON = Frame("PyBytes_FromStringAndSize", "libpython3.12.so.1.0", 0, native=True)
+LIBZSTD = Frame("ZSTD_decompressBlock", "zstd.cpython-312-x86_64-linux-gnu.so", 0, native=True)
+OBSTORE = Frame("_obstore::put::put_multipart_inner", "_obstore.abi3.so", 0, native=True, layer="obstore")
+EMPTY = Frame("zarr.core.buffer.cpu.NDBuffer.empty", "zarr/core/buffer/cpu.py", 166, layer="zarr.buffer")
+READ_BYTES = Frame("pathlib.Path.read_bytes", "pathlib.py", 1029)
+LOCAL_GET = Frame("zarr.storage._local._get", "zarr/storage/_local.py", 30, layer="zarr.storage")
+TO_BYTES_FRAME = Frame("zarr.core.buffer.core.Buffer.to_bytes", "zarr/core/buffer/core.py", 291, layer="zarr.buffer")
+FSSPEC_SET = Frame("zarr.storage._fsspec.FsspecStore.set", "zarr/storage/_fsspec.py", 300, layer="zarr.storage")
+FLAKY_SET = Frame("flaky.Flaky.set", "flaky.py", 12, layer="user")
+
+SIZE = 1_000_003
+SOURCE, BLOCK, RESULT, OTHER = 0x10_0000_0000, 0x20_0000_0000, 0x30_0000_0000, 0x40_0000_0000
+
+
+def only_path(story: Story) -> Path:
+    report = attribute(story.trace())
+    assert len(report.paths) == 1
+    return report.paths[0]
+
+
+def copies(path: Path) -> list[Step]:
+    return [step for step in path.steps if step.kind not in ("fetch", "flush")]
+
+
+def raw_read(story: Story, *, block: int = BLOCK, with_move: bool = True) -> None:
+    """A read: the file into a block, the block scattered into the result."""
+    operation = story.enter(READ, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("bytes",))
+    result = story.allocate(RESULT, SIZE, EMPTY)
+    request = story.enter(GET, key="c/0")
+    fetched = story.allocate(block, SIZE + 33, READ_BYTES, LOCAL_GET)
+    if with_move:
+        story.move("fetch", 5, block + 32, SIZE, PYTHON)
+    story.see(request, OUTPUT, block + 32, SIZE)
+    story.leave(request)
+    scatter = story.enter(SCATTER)
+    story.see(scatter, INPUT, block + 32, SIZE)
+    story.see(scatter, DESTINATION, RESULT, SIZE)
+    if with_move:
+        story.move("copy", block + 32, RESULT, SIZE, NUMPY)
+    story.leave(scatter)
+    story.free(fetched)
+    story.see(operation, OUTPUT, RESULT, SIZE)
+    story.leave(operation)
+    story.free(result)
+
+
+def test_an_empty_session_reports_nothing() -> None:
+    report = attribute(Story().trace())
+    assert report.paths == ()
+    assert report.layers == ()
+    assert report.coverage.unattributed_bytes == 0
+
+
+def test_a_raw_read_is_one_fetch_and_one_scatter() -> None:
+    story = Story()
+    raw_read(story)
+    path = only_path(story)
+    assert path.label == "read . zarr.Array . LocalStore . bytes"
+    assert [(s.kind, s.bytes, s.count, s.layer, s.evidence) for s in path.steps] == [
+        ("fetch", SIZE, 1, "zarr.storage", "transfer"),
+        ("scatter", SIZE, 1, "zarr.buffer", "transfer"),
+    ]
+    assert path.steps[0].site.function == "zarr.storage._local._get"
+    assert path.steps[0].primitive == "pathlib.Path.read_bytes"
+    assert path.steps[1].site.function == "zarr.core.buffer.cpu.NDBuffer.__setitem__"
+    assert (path.copies, path.best_achievable, path.avoidable) == (1.0, 0, 1.0)
+    assert path.extra_at_peak_bytes == SIZE + 33
+    assert path.fetched_bytes == SIZE
+    assert path.read_amplification == 1.0
+    assert path.explained == 1.0
+    roles = {buffer.id: buffer.role for buffer in path.buffers}
+    assert roles[path.steps[0].destination or ""] == "extra"
+    assert path.steps[1].source == path.steps[0].destination
+    assert roles[path.steps[1].destination or ""] == "result"
+
+
+def test_without_the_hook_the_same_read_says_the_same_with_weaker_evidence() -> None:
+    story = Story(recorded=False)
+    raw_read(story, with_move=False)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.layer, s.evidence) for s in path.steps] == [
+        ("fetch", SIZE, "zarr.storage", "call"),
+        ("scatter", SIZE, "zarr.buffer", "call"),
+    ]
+    assert path.explained is None
+    assert (path.copies, path.extra_at_peak_bytes) == (1.0, SIZE + 33)
+
+
+def test_an_address_that_is_used_again_is_looked_up_at_the_moment_of_the_move() -> None:
+    story = Story()
+    for _ in range(3):
+        raw_read(story)
+    path = only_path(story)
+    assert path.operations == 3
+    assert [(s.kind, s.bytes, s.count) for s in path.steps] == [("fetch", 3 * SIZE, 3), ("scatter", 3 * SIZE, 3)]
+    assert path.extra_at_peak_bytes == SIZE + 33
+    assert path.extra_at_peak == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize(("caller", "layer"), [(FSSPEC_SET, "zarr.storage"), (FLAKY_SET, "user")])
+def test_to_bytes_is_the_order_of_its_caller(caller: Frame, layer: str) -> None:
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    story.see(operation, INPUT, SOURCE, SIZE)
+    request = story.enter(SET, key="c/0")
+    copy = story.enter(TO_BYTES)
+    story.see(copy, INPUT, SOURCE, SIZE)
+    block = story.allocate(BLOCK, SIZE + 33, PYTHON, TO_BYTES_FRAME, caller)
+    story.move("copy", SOURCE, BLOCK + 32, SIZE, PYTHON)
+    story.see(copy, OUTPUT, BLOCK + 32, SIZE)
+    story.leave(copy)
+    story.move("flush", BLOCK + 32, 4, SIZE, PYTHON)
+    story.leave(request)
+    story.free(block)
+    story.leave(operation)
+    path = only_path(story)
+    (step,) = copies(path)
+    assert (step.kind, step.bytes, step.layer, step.evidence) == ("copy", SIZE, layer, "transfer")
+    assert (step.site.function, step.site.line) == ("zarr.core.buffer.core.Buffer.to_bytes", 291)
+    assert caller.function in [site.function for site in step.called_from]
+    assert path.flushed_bytes == SIZE
+    assert path.copies == 1.0
+
+
+def test_an_output_that_shares_its_input_is_a_view() -> None:
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("bytes",))
+    story.see(operation, INPUT, SOURCE, SIZE)
+    copy = story.enter(TO_BYTES)
+    story.see(copy, INPUT, SOURCE, SIZE)
+    story.see(copy, OUTPUT, SOURCE + 16, SIZE - 16)
+    story.leave(copy)
+    story.leave(operation)
+    assert copies(only_path(story)) == []
+
+
+def test_moves_inside_a_codec_belong_to_it_and_a_trim_by_the_interpreter_is_a_copy_of_its_own() -> None:
+    half = SIZE // 2
+    story = Story()
+    encode = story.enter(ENCODE, codec="zstd")
+    story.see(encode, INPUT, SOURCE, SIZE)
+    bound = story.allocate(BLOCK, SIZE + 4096, PYTHON)
+    story.move("copy", SOURCE, BLOCK, half, LIBZSTD)
+    story.allocate(OTHER, half, PYTHON)
+    story.move("copy", BLOCK, OTHER, half, PYTHON)
+    story.free(bound)
+    story.see(encode, OUTPUT, OTHER, half)
+    story.leave(encode)
+    path = only_path(story)
+    assert path.direction == "encode"
+    assert path.codecs == ("zstd",)
+    assert sorted((s.kind, s.bytes, s.project) for s in path.steps) == [("copy", half, "numcodecs"), ("encode", half, "numcodecs")]
+    assert path.avoidable == pytest.approx(half / SIZE, abs=1e-6)
+
+
+def test_a_trim_that_is_the_same_object_is_no_copy() -> None:
+    story = Story()
+    encode = story.enter(ENCODE)
+    story.see(encode, INPUT, SOURCE, SIZE)
+    story.allocate(BLOCK, SIZE + 4096, PYTHON)
+    story.move("copy", SOURCE, BLOCK, SIZE, LIBZSTD)
+    story.see(encode, OUTPUT, BLOCK, SIZE)
+    story.leave(encode)
+    assert [(s.kind, s.bytes) for s in copies(only_path(story))] == [("encode", SIZE)]
+
+
+def test_native_threads_belong_to_the_operation_whose_buffers_they_touch() -> None:
+    """Two writes at once: each part goes from one source through two families of scratch blocks."""
+    story = Story()
+    worker, parts = 900, 4
+    part = 5_242_880
+    first = story.enter(WRITE, thread=1, payload=parts * part, api="zarr.Array", store="ObjectStore(LocalStore)", codecs=("bytes",))
+    story.see(first, INPUT, SOURCE, parts * part)
+    second = story.enter(WRITE, thread=2, payload=parts * part, api="zarr.Array", store="ObjectStore(S3Store)", codecs=("bytes",))
+    story.see(second, INPUT, OTHER, parts * part)
+    for source in (SOURCE, OTHER):
+        for index in range(parts):
+            one = story.allocate(BLOCK, part, OBSTORE, thread=worker)
+            two = story.allocate(RESULT, part, OBSTORE, thread=worker)
+            story.move("copy", source + index * part, BLOCK, part, OBSTORE, thread=worker)
+            story.move("copy", BLOCK, RESULT, part, OBSTORE, thread=worker)
+            story.move("flush", RESULT, 9, part, OBSTORE, thread=worker)
+            story.free(one)
+            story.free(two)
+            story._mark(MAIN)
+    story.leave(first, thread=1)
+    story.leave(second, thread=2)
+    report = attribute(story.trace())
+    assert [path.store for path in report.paths] == ["ObjectStore(LocalStore)", "ObjectStore(S3Store)"]
+    for path in report.paths:
+        assert path.copies == 2.0
+        assert {step.layer for step in copies(path)} == {"obstore"}
+        assert {step.site.function for step in copies(path)} == {"_obstore::put::put_multipart_inner"}
+        assert path.flushed_bytes == parts * part
+        assert path.extra_at_peak_bytes == 2 * part
+
+
+def test_a_realloc_that_moves_is_a_copy_and_one_that_does_not_is_the_same_buffer() -> None:
+    story = Story()
+    operation = story.enter(SiteInfo("copytrace.operation", "", "operation"), payload=SIZE, label="ingest")
+    story.see(operation, INPUT, SOURCE, SIZE)
+    row = story.allocate(BLOCK, SIZE, FLAKY_SET)
+    story.move("copy", SOURCE, BLOCK, SIZE, PYTHON)
+    story.free(row)
+    row = story.allocate(BLOCK, SIZE - 1, FLAKY_SET, previous=row)
+    story.free(row)
+    row = story.allocate(OTHER, 2 * SIZE, FLAKY_SET, previous=row, moved=True)
+    story.leave(operation)
+    path = only_path(story)
+    assert path.label == "ingest"
+    assert sorted((s.bytes, s.primitive, s.layer) for s in copies(path)) == [
+        (SIZE - 1, "realloc", "user"),
+        (SIZE, "PyBytes_FromStringAndSize", "user"),
+    ]
+    assert [buffer.pieces for buffer in path.buffers if buffer.role == "extra"] == [2]
+
+
+def test_metadata_is_on_no_path() -> None:
+    story = Story()
+    request = story.enter(GET, key="a/zarr.json", store="LocalStore")
+    story.allocate(BLOCK, 5000, READ_BYTES, LOCAL_GET)
+    story.move("fetch", 5, BLOCK, 4999, PYTHON)
+    story.see(request, OUTPUT, BLOCK, 4999)
+    story.leave(request)
+    assert attribute(story.trace()).paths == ()
+
+
+def test_what_leads_nowhere_near_the_payload_is_left_off_the_path_and_counted() -> None:
+    story = Story()
+    operation = story.enter(READ, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("bytes",))
+    story.allocate(BLOCK, 9000, Frame("json.loads", "json/__init__.py", 1))
+    story.allocate(OTHER, 9000, Frame("json.loads", "json/__init__.py", 1))
+    story.move("copy", BLOCK, OTHER, 8192, PYTHON)
+    story.leave(operation)
+    report = attribute(story.trace())
+    assert copies(report.paths[0]) == []
+    assert (report.coverage.off_path_bytes, report.coverage.off_path_moves) == (8192, 1)
+
+
+def test_zero_payload_has_no_ratio() -> None:
+    story = Story()
+    story.leave(story.enter(READ, api="zarr.Array", store="LocalStore", codecs=("bytes",)))
+    path = only_path(story)
+    assert (path.copies, path.extra_at_peak, path.avoidable, path.read_amplification) == (None, None, None, None)
+
+
+def test_a_nested_mover_is_counted_once() -> None:
+    inner = SiteInfo("ndarray.tobytes", "numpy", "copy", primitive="ndarray.tobytes")
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    outer = story.enter(TO_BYTES)
+    story.see(outer, INPUT, SOURCE, SIZE)
+    nested = story.enter(inner, caller="zarr.core.buffer.core.Buffer.to_bytes")
+    story.see(nested, INPUT, SOURCE, SIZE)
+    story.allocate(BLOCK, SIZE + 33, PYTHON, TO_BYTES_FRAME, FSSPEC_SET)
+    story.move("copy", SOURCE, BLOCK + 32, SIZE, PYTHON)
+    story.see(nested, OUTPUT, BLOCK + 32, SIZE)
+    story.leave(nested)
+    story.see(outer, OUTPUT, BLOCK + 32, SIZE)
+    story.leave(outer)
+    story.leave(operation)
+    assert [(s.kind, s.bytes) for s in copies(only_path(story))] == [("copy", SIZE)]
+
+
+def test_a_join_counts_its_pieces() -> None:
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("sharding(bytes)",))
+    story.see(operation, INPUT, SOURCE, SIZE)
+    join = story.enter(JOIN)
+    piece = SIZE // 4
+    for index in range(4):
+        story.see(join, INPUT, SOURCE + index * piece, piece)
+    story.allocate(BLOCK, 4 * piece, Frame("zarr.core.buffer.cpu.Buffer.combine", "zarr/core/buffer/cpu.py", 116, layer="zarr.buffer"))
+    for index in range(4):
+        story.move("copy", SOURCE + index * piece, BLOCK + index * piece, piece, NUMPY)
+    story.see(join, OUTPUT, BLOCK, 4 * piece)
+    story.leave(join)
+    story.leave(operation)
+    (step,) = copies(only_path(story))
+    assert (step.kind, step.count, step.bytes, step.evidence) == ("join", 4, 4 * piece, "transfer")
