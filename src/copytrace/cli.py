@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 import typer
 
 from copytrace.errors import CopytraceError
-from copytrace.runner import Program, hide_own_frames
+from copytrace.runner import NotRunnableError, Program, hide_own_frames
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from copytrace.report import By, Report
+    from copytrace.session import Session
 
 app = typer.Typer(
     name="copytrace",
-    help="Shows which layer of an array storage stack made which copy of the data.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,7 +53,10 @@ class Run:
     """A ``copytrace run`` that was parsed and is carried out when the command line is off the stack."""
 
     program: Program
+    name: str
+    """Of the trace, as the user gave it."""
     out: Path
+    """The same, absolute: the program may change the working directory."""
     overwrite: bool
     quiet: bool
     options: dict[str, Any]
@@ -70,13 +73,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = typer.main.get_command(app)
     try:
         command.main(args=None if arguments is None else list(arguments), prog_name="copytrace", obj=runs)
-    except CopytraceError as error:
-        _say(str(error))
-        raise SystemExit(1) from None
     except SystemExit as done:
         if done.code or not runs:
             raise
+    except Exception as error:
+        _say(_one_line(error))
+        raise SystemExit(1) from None
     execute(runs[0])
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from copytrace import __version__
+
+        print(f"copytrace {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Shows which layer of an array storage stack made which copy of the data."""
 
 
 # --- run -------------------------------------------------------------------------------------------------------------
@@ -106,11 +126,12 @@ def run(
     if not program.found:
         _misuse(f"{words[0]}: no such file; give a script, -m MODULE or -c CODE")
     options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers, "min_bytes": min_bytes}
-    plan = Run(program, Path(output or f"{program.stem}.copytrace"), force, quiet, options)
-    _refuse_to_overwrite(plan.out, force)
+    name = output or f"{program.stem}.copytrace"
+    _refuse_to_overwrite(Path(name), force)
+    plan = Run(program, name, Path(name).absolute(), force, quiet, options)
     if plan.partial.exists() and not force:
         raise CopytraceError(
-            f"{plan.partial} is left from a run that did not end: read it with copytrace report, or give -f"
+            f"{name}.partial is left from a run that did not end; copytrace report reads it, -f drops it"
         )
     context.obj.append(plan)
 
@@ -120,17 +141,21 @@ def execute(plan: Run) -> None:
     from copytrace.session import session
 
     shutil.rmtree(plan.partial, ignore_errors=True)
-    recording = session(label=plan.program.stem, spool=plan.partial, **plan.options)
+    recording = session(plan.program.stem, spool=plan.partial, **plan.options)
+    try:
+        recording.__enter__()
+    except Exception as error:
+        _say(_one_line(error))
+        raise SystemExit(1) from None
     process = os.getpid()
     ending: BaseException | None = None
-    current = recording.__enter__()
     try:
         plan.program.run()
     except BaseException as error:
         ending = error
     if os.getpid() == process:
         ending = _show(ending)
-        if not _save(plan, recording, current) and ending is None:
+        if not _save(plan, recording) and ending is None:
             ending = SystemExit(1)
     if ending is not None:
         raise ending
@@ -140,7 +165,7 @@ def _show(ending: BaseException | None) -> BaseException | None:
     """Print what python would print for ``ending`` and return what ends this process with the same status, silently."""
     if ending is None:
         return None
-    if isinstance(ending, CopytraceError):
+    if isinstance(ending, NotRunnableError):
         _say(str(ending))
         return SystemExit(1)
     if isinstance(ending, SystemExit):
@@ -154,21 +179,21 @@ def _show(ending: BaseException | None) -> BaseException | None:
     return ending
 
 
-def _save(plan: Run, recording: Any, current: Any) -> bool:
-    """Close the session and save its trace; False when that failed."""
-    sys.stdout.flush()
+def _save(plan: Run, recording: Session) -> bool:
+    """Close the session, save its trace and say what is in it; False when that failed."""
     try:
         recording.__exit__(None, None, None)
-        current.save(plan.out, overwrite=plan.overwrite)
-    except Exception as error:
-        left = f"; what was recorded is in {plan.partial}" if plan.partial.exists() else ""
-        _say(f"{plan.out}: not saved: {error}{left}")
-        return False
-    if not plan.quiet:
-        from copytrace.reports.text import summary
+        recording.save(plan.out, overwrite=plan.overwrite)
+        shutil.rmtree(plan.partial, ignore_errors=True)
+        if not plan.quiet:
+            from copytrace.reports.text import summary
 
-        color, width = _terminal(sys.stderr)
-        sys.stderr.write(summary(current.report, width, color, str(plan.out)))
+            color, width = _terminal(sys.stderr)
+            sys.stderr.write(summary(recording.report, width, color, plan.name))
+    except Exception as error:
+        left = f"; what was recorded is in {plan.name}.partial" if plan.partial.exists() else ""
+        _say(f"{plan.name}: {_one_line(error).replace(f'{plan.out}: ', '')}{left}")
+        return False
     return True
 
 
@@ -327,6 +352,8 @@ def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: 
 
 
 def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
+    if not path.parent.is_dir():
+        raise CopytraceError(f"{path.parent}: no such directory; make it, or give another name with -o")
     if path.is_dir():
         raise CopytraceError(f"{path} is a directory; give a file with -o")
     if path.exists() and not overwrite:
@@ -341,6 +368,16 @@ def _check_format(wanted: Format) -> None:
 def _misuse(message: str) -> NoReturn:
     _say(message)
     raise typer.Exit(2)
+
+
+def _one_line(error: Exception) -> str:
+    """What to say of ``error``; a fault of copytrace itself is raised when COPYTRACE_STRICT is set."""
+    if isinstance(error, CopytraceError):
+        return str(error)
+    if os.environ.get("COPYTRACE_STRICT"):
+        raise error
+    told = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"a fault of copytrace's own ({told}); COPYTRACE_STRICT=1 shows where"
 
 
 def _say(message: str) -> None:

@@ -19,6 +19,10 @@ from zipfile import is_zipfile
 from copytrace.errors import CopytraceError
 
 
+class NotRunnableError(CopytraceError):
+    """There is no such program; not to be taken for an error that a program raised."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to run: a script (``-`` for standard input), a module or a piece of code, and its arguments."""
@@ -42,7 +46,10 @@ class Program:
         return self.kind != "script" or self.target == "-" or Path(self.target).exists()
 
     def run(self) -> None:
-        """Run to the end as ``__main__``. Whatever the program raises comes out as it is, SystemExit too."""
+        """Run to the end as ``__main__``. Whatever the program raises comes out as it is, SystemExit too.
+
+        Raises :class:`NotRunnableError` when the module is not found.
+        """
         main = ModuleType("__main__")
         vars(main)["__builtins__"] = builtins
         vars(main)["__annotations__"] = {}
@@ -66,7 +73,7 @@ class Program:
             _set_first_path(self.target)
             spec = PathFinder.find_spec("__main__", [self.target])
             if spec is None:
-                raise CopytraceError(f"{self.target}: no __main__ module in it")
+                raise NotRunnableError(f"{self.target}: no __main__ module in it")
             return _prepare_module(main, spec)
         return _prepare_script(main, self.target)
 
@@ -98,7 +105,7 @@ def _prepare_text(main: ModuleType, text: str, name: str) -> CodeType:
 def _prepare_module(main: ModuleType, spec: ModuleSpec) -> CodeType:
     code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
     if code is None:
-        raise CopytraceError(f"no code object available for {spec.name}")
+        raise NotRunnableError(f"no code object available for {spec.name}")
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
         main.__file__ = sys.argv[0] = spec.origin
@@ -113,9 +120,9 @@ def _module_spec(name: str) -> ModuleSpec:
             name = f"{name}.__main__"
             spec = find_spec(name)
     except (ImportError, ValueError) as error:
-        raise CopytraceError(f"-m {name}: {error}") from error
+        raise NotRunnableError(f"-m {name}: {error}") from error
     if spec is None:
-        raise CopytraceError(f"-m {name}: no module of that name")
+        raise NotRunnableError(f"-m {name}: no module of that name")
     return spec
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SCHEMA = "copytrace.diff/1"
 VERBS = ("came", "grew", "moved", "shrank", "went")
 _RECORDS = {"memray": "allocations (memray)", "native": "native stacks", "transfers": "transfers"}
-NOISE = 0.02
-"""Changes below this share of the payload are none."""
+NOISE = 0.02 + 1e-9
+"""Changes up to this share of the payload are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,17 @@ class Change:
         """Label of the path that it is on."""
         return _one(self.old, self.new).path
 
+    @property
+    def layers(self) -> str:
+        """The layer that copies, or ``old to new`` where these differ."""
+        return " to ".join(dict.fromkeys(wording.plain(copied.layer) for copied in (self.old, self.new) if copied))
+
+    @property
+    def is_worse(self) -> bool:
+        """True when a layer copies more than before."""
+        changed_hands = self.old and self.new and self.old.layer != self.new.layer
+        return self.verb in ("came", "grew") or bool(changed_hands)
+
 
 @dataclass(frozen=True, slots=True)
 class PathChange:
@@ -75,11 +86,7 @@ class Diff:
     @property
     def worse(self) -> bool:
         """True when a copy came, grew or moved into another layer, on a path that both reports have."""
-        return any(
-            change.verb in ("came", "grew")
-            or (change.verb == "moved" and change.old and change.new and change.old.layer != change.new.layer)
-            for change in self.changes
-        )
+        return any(change.is_worse for change in self.changes)
 
     @property
     def verdict(self) -> str:
@@ -88,8 +95,8 @@ class Diff:
             return "The reports have no path in common: nothing can be compared."
         told = []
         for verb in VERBS:
-            if found := [_one(change.old, change.new) for change in self.changes if change.verb == verb]:
-                layers = ", ".join(dict.fromkeys(wording.plain(copied.layer) for copied in found))
+            if found := [change for change in self.changes if change.verb == verb]:
+                layers = ", ".join(dict.fromkeys(change.layers for change in found))
                 told.append(f"{wording.plural(len(found), 'copy', 'copies')} {verb} ({layers})")
         common = wording.plural(len(self.paths), "path")
         return f"{'; '.join(told)} on {common}." if told else f"The same copies on {common}."
