@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from copytrace.frames import OWN_FILE, native_frame, python_frame, relative
+from copytrace.frames import native_frame, python_frame
 from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations, Frame
+from copytrace.places import OWN_FILE, relative
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,10 @@ _FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_
 _BLOCK = 1 << 16
 _MMAP_THRESHOLD = 128 << 10
 _MAX_FRAMES = 60
+
+
+OWN_STACK = (Frame("copytrace", "copytrace", 0, layer="copytrace"),)
+"""The stack of what copytrace itself allocated."""
 
 
 class Segment(NamedTuple):
@@ -127,14 +132,15 @@ def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
     else:
         mixed = python
     known = set(python)
+    if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
+        return OWN_STACK
     frames: list[Frame] = []
     innermost = True
     for entry in mixed:
         if entry in known:
             innermost = False
-            if entry[1] == OWN_FILE or relative(entry[1])[1] == "own":
-                continue
-            frames.append(python_frame(*entry))
+            if relative(entry[1])[1] != "own":
+                frames.append(python_frame(*entry))
         else:
             frame = native_frame(*entry)
             if innermost or frame.layer:

@@ -12,10 +12,11 @@ from copytrace import allocations, recorder, transfers
 from copytrace.allocations import Segment
 from copytrace.errors import CopytraceError
 from copytrace.frames import native_frame
+from copytrace.layers import layer_of_module
 from copytrace.model import ProbeStatus, Trace, Transfers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 HEADER = "session.json"
@@ -54,6 +55,7 @@ def assemble(
         blocks, unread = allocations.read(segments, marks)
     else:
         blocks, unread = allocations.absent(reason), []
+    attributes = tuple(_with_layers(description) for description in attributes)
     moved = replace(moved, callers=tuple(native_frame(f.function, "", 0, f.file) for f in moved.callers))
     if between:
         first, last = between
@@ -77,6 +79,16 @@ def assemble(
         min_bytes=min_bytes,
         complete=complete,
     )
+
+
+def _with_layers(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Say of each caller that a probe noted which layer it is of, while its library is at hand."""
+    found = dict(description)
+    if "caller" in found:
+        found["layer"] = layer_of_module(str(found["caller"]))
+    if "called_from" in found:
+        found["called_from"] = [[*caller[:3], layer_of_module(str(caller[0]))] for caller in found["called_from"]]
+    return found
 
 
 def _between(moved: Transfers, first: int, last: int) -> Transfers:

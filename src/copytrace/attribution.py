@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace import flow, inference, lookup, operations
+from copytrace.allocations import OWN_STACK
 from copytrace.layers import CARRIERS, layer_of_module, layer_of_native, project_of
 from copytrace.model import (
     COPY_KINDS,
@@ -115,7 +116,7 @@ class _Attribution:
             operation = self.flow.operation_of[region.id]
             if operation and not region.span:
                 result[region.rows] = operation
-        own = np.array([len(stack) == 1 and stack[0].layer == "copytrace" for stack in blocks.stacks] or [False], bool)
+        own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
         result[own[blocks.stack]] = 0
         return result
 
@@ -471,7 +472,12 @@ class _Attribution:
 
     def _name_span(self, span: SpanView, primitive: str) -> Name:
         frame = _site_frame(span)
-        chain = self._span_callers(span.parent, span.operation)
+        chain = callers(
+            (
+                *(_caller_frame(caller) for caller in span.attributes.get("called_from", ())),
+                *self._span_callers(span.parent, span.operation),
+            )
+        )
         layer = frame.layer
         if span.attributes.get("caller"):
             return Name(layer, frame, span.site.primitive or span.site.name, chain)
@@ -484,6 +490,7 @@ class _Attribution:
         span = self.ops.spans.get(number)
         while span is not None:
             frames.append(_site_frame(span))
+            frames += [_caller_frame(caller) for caller in span.attributes.get("called_from", ())]
             if span.id == operation:
                 break
             span = self.ops.spans.get(span.parent)
@@ -570,17 +577,14 @@ class _Attribution:
 
 def _site_frame(span: SpanView) -> Frame:
     """A span's site as a frame: what was called, or for a primitive the line that called it."""
-    site = span.site
-    caller = span.attributes.get("caller")
-    if caller:
-        module = str(span.attributes.get("module", str(caller).rsplit(".", 1)[0]))
-        return Frame(
-            str(caller),
-            str(span.attributes.get("file", "")),
-            int(span.attributes.get("line", 0)),
-            layer=str(span.attributes.get("layer", "")) or layer_of_module(module, True),
-        )
-    return Frame(site.name, "", 0, layer=layer_of_module(site.name, True))
+    if span.attributes.get("caller"):
+        return _caller_frame([span.attributes[name] for name in ("caller", "file", "line", "layer")])
+    return Frame(span.site.name, "", 0, layer=layer_of_module(span.site.name))
+
+
+def _caller_frame(caller: Sequence[Any]) -> Frame:
+    function, file, line, layer = caller
+    return Frame(str(function), str(file), int(line), layer=str(layer))
 
 
 def _clock(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -11,16 +11,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from copytrace.layers import CARRIER_LIBRARIES
+from copytrace.lookup import Sighting
 from copytrace.model import DESTINATION, INPUT, OUTPUT, TRANSFER_KINDS
 from copytrace.operations import is_mover
 
 if TYPE_CHECKING:
-    from copytrace.lookup import Located, Move, Sighting
+    from copytrace.lookup import Located, Move, Region
     from copytrace.model import Trace
     from copytrace.operations import Operations, SpanView
 
 _TRANSFORMS = frozenset({"encode", "decode"})
 _SEEN_ENOUGH = 0.9
+_MAKE_BYTES = ("bytes", "memoryview.tobytes", "numpy.ndarray.tobytes", "BytesIO.read", "mmap.read")
+_BYTES_HEADER = 33
+"""Bytes of a ``bytes`` object beside its content: ``sys.getsizeof(b"")``."""
 
 
 @dataclass(slots=True)
@@ -78,6 +82,10 @@ class _Builder:
         self.mover_edge: dict[int, Edge] = {}
         self.operation_of = [self._operation(region.span) for region in located.regions]
         self.inferred: set[int] = set()
+        self.allocated: dict[int, list[Region]] = {}
+        for region in located.regions:
+            if region.span:
+                self.allocated.setdefault(region.span, []).append(region)
 
     def _operation(self, span: int) -> int:
         found = self.spans.get(span)
@@ -101,6 +109,8 @@ class _Builder:
         outputs = [s for s in seen if s.role == OUTPUT and s.nbytes] or [
             s for s in seen if s.role == DESTINATION and s.nbytes
         ]
+        if not outputs and span.site.kind != "scatter":
+            outputs = self._allocated_by(span, inputs)
         if not outputs or (span.error and not any(s.role == DESTINATION for s in seen)):
             return None
         into = max(outputs, key=lambda s: s.nbytes)
@@ -126,6 +136,16 @@ class _Builder:
             mover=True,
             evidence="pointer" if known and kind != "scatter" else "call",
         )
+
+    def _allocated_by(self, span: SpanView, inputs: list[Sighting]) -> list[Sighting]:
+        """What came out of a primitive, whose result no probe can see: the largest block that was allocated in it."""
+        made = max(self.allocated.get(span.id, ()), key=lambda region: region.nbytes, default=None)
+        if made is None:
+            return []
+        nbytes = made.nbytes - (_BYTES_HEADER if span.site.primitive.startswith(_MAKE_BYTES) else 0)
+        if inputs and span.site.kind in ("copy", "gather"):
+            nbytes = min(nbytes, sum(source.nbytes for source in inputs))
+        return [Sighting(OUTPUT, made.id, made.address, nbytes, made.nbytes, True)]
 
     def moves(self) -> None:
         for move in self.located.moves:

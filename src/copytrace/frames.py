@@ -7,71 +7,20 @@ from __future__ import annotations
 import ast
 import os
 import re
-import sys
-import sysconfig
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 from copytrace.layers import cython_name, layer_of_module, layer_of_native
 from copytrace.model import Frame
 from copytrace.native import crate_of, readable
+from copytrace.places import imported_as, relative
 
-OWN_FILE = "copytrace"
-"""``co_filename`` of the frames that probes put on the stack."""
-
-_PACKAGE = os.path.dirname(__file__) + os.sep
 _INTERPRETER_SOURCE = re.compile(r"^(\./)?(Objects|Python|Modules|Include|Parser)/")
-
-
-@cache
-def _roots() -> tuple[tuple[str, bool], ...]:
-    """Directories that file names are made relative to, and whether they hold installed packages."""
-    installed = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-    installed |= {entry for entry in sys.path if entry.endswith(("site-packages", "dist-packages"))}
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    roots = [(root.rstrip(os.sep) + os.sep, True) for root in installed if root]
-    roots += [(root.rstrip(os.sep) + os.sep, False) for root in standard if root]
-    return tuple(sorted(roots, key=lambda root: -len(root[0])))
-
-
-@lru_cache(maxsize=1)
-def _modules(count: int) -> dict[str, str]:
-    """File -> module name, for the modules imported when there were ``count`` of them."""
-    del count
-    named = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str):
-            named.setdefault(file, name)
-    return named
-
-
-@cache
-def relative(file: str) -> tuple[str, str]:
-    """A file's name without this machine, and what it is: ``installed``, ``standard``, ``own`` or ``user``."""
-    if file == OWN_FILE or file.startswith(_PACKAGE):
-        return file.removeprefix(os.path.dirname(_PACKAGE.rstrip(os.sep)) + os.sep), "own"
-    if file.startswith("<frozen"):
-        return file, "standard"
-    if file.startswith("<"):
-        return file, "user"
-    for root, installed in _roots():
-        if file.startswith(root):
-            rest = file[len(root) :]
-            return rest, "installed" if installed or "site-packages" in rest else "standard"
-    here = os.getcwd().rstrip(os.sep) + os.sep
-    module = _modules(len(sys.modules)).get(file, "")
-    if file.startswith(here):
-        return file[len(here) :], "user"
-    if module and module != "__main__":
-        depth = module.count(".") + (1 if os.path.basename(file) == "__init__.py" else 0)
-        return os.path.join(*Path(file).parts[-depth - 1 :]), "user"
-    return os.path.basename(file), "user"
 
 
 def module_of(file: str) -> str:
     """The dotted module of a source file: as it was imported, or read off its place in site-packages."""
-    module = _modules(len(sys.modules)).get(file)
+    module = imported_as(file)
     if module:
         return module
     name, kind = relative(file)
@@ -117,18 +66,11 @@ def _qualified(function: str, file: str, line: int) -> str:
 def python_frame(function: str, file: str, line: int) -> Frame:
     """The frame of Python function ``function`` (its bare name) at ``line`` of ``file``."""
     name, kind = relative(file)
-    module = module_of(file)
     if kind == "own":
         return Frame(function, name, line)
-    qualified = _qualified(function, file, line)
-    layer = (
-        ""
-        if kind == "standard"
-        else layer_of_module(module, kind == "installed")
-        if kind == "installed" or module != "__main__"
-        else "user"
-    )
-    return Frame(f"{module}.{qualified}", name, line, layer=layer)
+    module = module_of(file)
+    layer = "" if kind == "standard" else layer_of_module(module, kind)
+    return Frame(f"{module}.{_qualified(function, file, line)}", name, line, layer=layer)
 
 
 @cache

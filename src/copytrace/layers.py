@@ -106,17 +106,23 @@ def _distributions() -> Mapping[str, list[str]]:
 
 
 @cache
-def layer_of_module(module: str, installed: bool) -> str:
-    """The layer of a Python module; ``installed`` says that its file lies in site-packages."""
-    parts = module.split(".")
+def layer_of_module(name: str, kind: str = "") -> str:
+    """The layer of a Python module or of something in it; ``kind`` is what :func:`copytrace.places.relative` says of
+    it.
+
+    A package that is not in the table has the name of its distribution, what no distribution holds is the user's.
+    """
+    parts = name.split(".")
     for n in range(len(parts), 0, -1):
         layer = MODULE_LAYERS.get(".".join(parts[:n]))
         if layer is not None:
             return layer
-    if installed:
-        names = _distributions().get(parts[0])
-        return names[0] if names else parts[0]
-    return "user"
+    if parts[0] == "__main__":
+        return "user"
+    distributions = _distributions().get(parts[0])
+    if distributions:
+        return distributions[0]
+    return parts[0] if kind == "installed" else "user"
 
 
 @cache
@@ -130,7 +136,7 @@ def layer_of_native(function: str, crate: str, library: str) -> str:
         return ""
     if function.startswith("__pyx_"):
         module = cython_name(function)
-        return layer_of_module(module, True) if "." in module else ""
+        return layer_of_module(module) if "." in module else ""
     if crate and not _TOKIO_AND_STD.match(crate):
         layer = CRATE_LAYERS.get(crate)
         if layer is not None:
