@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 type Extent = tuple[int, int, int, int]
-"""Lowest address, bytes from there to one past the highest, elements x itemsize, 1 when all bytes between are its own."""
+"""1 when all bytes between are its own, lowest address, bytes from there to one past the highest, elements x itemsize."""
 
 type _Reader = Callable[[Any], tuple[Extent, ...]]
 
@@ -66,7 +66,7 @@ def array_extent(value: np.ndarray[Any, Any]) -> tuple[Extent, ...]:
         return ()
     address = _MEMORY[(id(value) + _ARRAY_OFFSET) >> 3] if _ARRAY_OFFSET else value.__array_interface__["data"][0]
     if value.flags.forc:
-        return ((address, size, size, 1),)
+        return ((1, address, size, size),)
     return (_strided(address, value.shape, value.strides, value.itemsize),)
 
 
@@ -80,7 +80,7 @@ def _strided(address: int, shape: tuple[int, ...], strides: tuple[int, ...], ite
         else:
             high += (length - 1) * stride
     extent = high + itemsize - low
-    return low, extent, size, int(extent == size)
+    return int(extent == size), low, extent, size
 
 
 def _none(_value: Any) -> tuple[Extent, ...]:
@@ -89,7 +89,7 @@ def _none(_value: Any) -> tuple[Extent, ...]:
 
 def _bytes(value: bytes) -> tuple[Extent, ...]:
     size = len(value)
-    return ((id(value) + _BYTES_OFFSET, size, size, 1),) if size else ()
+    return ((1, id(value) + _BYTES_OFFSET, size, size),) if size else ()
 
 
 def _buffer(value: Buffer) -> tuple[Extent, ...]:
@@ -99,7 +99,7 @@ def _buffer(value: Buffer) -> tuple[Extent, ...]:
             if not size:
                 return ()
             if view.contiguous and _VIEW_OFFSET:
-                return ((_MEMORY[(id(view) + _VIEW_OFFSET) >> 3], size, size, 1),)
+                return ((1, _MEMORY[(id(view) + _VIEW_OFFSET) >> 3], size, size),)
             return array_extent(np.asarray(view))
     except (ValueError, BufferError):
         return ()
@@ -112,12 +112,13 @@ def _interface(value: Any) -> tuple[Extent, ...]:
         return ()
     if interface.get("strides") is None:
         size = itemsize * int(np.prod(shape, dtype=np.int64))
-        return ((data[0], size, size, 1),)
+        return ((1, data[0], size, size),)
     return (_strided(data[0], shape, interface["strides"], itemsize),)
 
 
 def _wrapped(value: Any) -> tuple[Extent, ...]:
-    return extents(vars(value).get("_data"))
+    data = value.__dict__.get("_data")
+    return array_extent(data) if type(data) is np.ndarray else extents(data)
 
 
 def _many(value: list[Any] | tuple[Any, ...]) -> tuple[Extent, ...]:

@@ -14,13 +14,14 @@ import struct
 import threading
 import time
 from contextvars import ContextVar
+from json.encoder import encode_basestring_ascii as quoted
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
 from copytrace.callers import callers
 from copytrace.extents import extents, forget
+from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,7 +46,7 @@ parent_span: ContextVar[int] = ContextVar("copytrace_span", default=0)
 class ThreadState:
     """What the recorder knows of one thread: its innermost open span and, during a step of a coroutine, the span beneath that step."""
 
-    __slots__ = ("base", "busy", "current", "ident", "pending")
+    __slots__ = ("base", "busy", "copying", "current", "ident", "pending")
 
     def __init__(self) -> None:
         self.ident = threading.get_ident()
@@ -53,6 +54,8 @@ class ThreadState:
         self.base: int | None = None
         self.busy = False
         """True while a probe looks at arguments or results: what it calls is not recorded."""
+        self.copying = False
+        """True inside of a span that is itself the copy."""
         self.pending: list[tuple[Any, ...]] = []
 
 
@@ -148,32 +151,37 @@ class Recorder:
             return index
 
     def attributes(self, description: Mapping[str, Any]) -> int:
-        """The index of ``description`` (of JSON values, lists as tuples) in the spool's attributes; 0 is an empty one."""
-        key = tuple(description.items())
-        index = self._attributes.get(key)
-        if index is not None:
-            return index
+        """The index of ``description`` (of JSON values, lists as tuples) in the spool's attributes; 0 is an empty one.
+
+        Those with a ``key`` hardly ever come again and are not compared with earlier ones.
+        """
+        key = None
+        if "key" not in description:
+            key = tuple(description.items())
+            index = self._attributes.get(key)
+            if index is not None:
+                return index
         with self._lock:
             if not self._files:
                 return 0
-            if len(self._attributes) >= _MOST_ATTRIBUTES:
-                self._attributes = {(): 0}
-            self._attribute_lines += json.dumps(dict(description), default=str).encode() + b"\n"
-            index = self._attributes[key] = self._attributes_written
+            self._attribute_lines += _line(description)
+            index = self._attributes_written
             self._attributes_written += 1
+            if key is not None:
+                if len(self._attributes) >= _MOST_ATTRIBUTES:
+                    self._attributes = {(): 0}
+                self._attributes[key] = index
             return index
 
     def see(self, span: int, role: int, value: Any) -> None:
         """Note where the bytes of ``value`` lie, as ``INPUT``, ``OUTPUT`` or ``DESTINATION`` of ``span``."""
-        for address, extent, nbytes, contiguous in extents(value):
-            self.seen += pack_seen(span, role, contiguous, address, extent, nbytes)
-        if len(self.seen) > _BLOCK:
-            self.flush()
+        for extent in extents(value):
+            self.seen += pack_seen(span, role, *extent)
 
     def close(self, row: bytes) -> None:
         """Spool the row of a closed span."""
         self.spans += row
-        if len(self.spans) > _BLOCK:
+        if len(self.spans) > _BLOCK or len(self.seen) > _BLOCK:
             self.flush()
 
     def failed(self, error: Exception, where: str) -> None:
@@ -259,6 +267,14 @@ class Operation:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._close is not None:
             self._close(int(kind is not None))
+
+
+def _line(description: Mapping[str, Any]) -> bytes:
+    texts = [value for value in description.values() if type(value) is str]
+    if len(texts) < len(description):
+        return json.dumps(dict(description), default=str).encode() + b"\n"
+    fields = ", ".join([f"{quoted(name)}: {quoted(text)}" for name, text in description.items()])
+    return f"{{{fields}}}\n".encode()
 
 
 def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo, ...], tuple[Mapping[str, Any], ...]]:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import inspect
 import os
 import platform
 import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from copytrace.callers import callers
-from copytrace.model import DESTINATION, INPUT, OUTPUT, ProbeStatus, SiteInfo
+from copytrace.model import ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
 from copytrace.probes._imports import ImportWatch
+from copytrace.probes._looks import after, before
 from copytrace.probes._patch import Patch, PatchError, find
-from copytrace.probes._site import Argument, Call, Family, Probe, Site
+from copytrace.probes._site import COPIES, Family, Probe, Site
 from copytrace.probes._span import Plan
-from copytrace.recorder import parent_span, recorder, threads
+from copytrace.recorder import recorder, threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from copytrace.probes._span import After, Before
 
 _GROUP = "copytrace.probes"
 
@@ -180,7 +178,7 @@ class Attachment:
                     if _defines(kind, returned.targets[0]):
                         self._patch(attached, kind, returned.targets[0], returned)
 
-        return Plan(site.name, recorder.site(info), _before(site, original), _after(site, learn))
+        return Plan(site.name, recorder.site(info), before(site, original), after(site, learn), site.unless, site.kind in COPIES)
 
     def _add(self, patch: Patch) -> None:
         patch.install()
@@ -239,87 +237,8 @@ def _public(module: str) -> str:
     return ".".join(part for part in module.split(".") if not part.startswith("_") or part == "__main__")
 
 
-def _before(site: Site, original: Any) -> Before | None:
-    asked = [argument for argument in (*site.inputs, *site.destinations) if not isinstance(argument, int)]
-    names = _parameters(original) if asked or site.describe or site.payload else {}
-    looks = [(INPUT, _getter(argument, names)) for argument in site.inputs]
-    looks += [(DESTINATION, _getter(argument, names)) for argument in site.destinations]
-    describe, payload_of, name = site.describe, site.payload, site.name
-    outermost = site.kind == "operation"
-    if not looks and describe is None and payload_of is None:
-        return None
-
-    def before(span: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
-        state = threads.state
-        state.busy = True
-        attributes = payload = 0
-        try:
-            for role, get in looks:
-                recorder.see(span, role, get(args, kwargs))
-            if describe is not None or payload_of is not None:
-                call = Call(names, args, kwargs)
-                if describe is not None and (description := describe(call)):
-                    if outermost and not parent_span.get():
-                        description = {**description, "called_from": callers()}
-                    attributes = recorder.attributes(description)
-                if payload_of is not None:
-                    payload = payload_of(call)
-        except Exception as error:
-            recorder.failed(error, name)
-        finally:
-            state.busy = False
-        return attributes, payload
-
-    return before
-
-
-def _after(site: Site, learn: Callable[[type], None]) -> After | None:
-    if not site.output and not site.returns:
-        return None
-    name, output = site.name, site.output
-    learnt: set[type] | None = {type(None)} if site.returns else None
-
-    def after(span: int, result: Any) -> None:
-        state = threads.state
-        state.busy = True
-        try:
-            if output:
-                recorder.see(span, OUTPUT, result)
-            if learnt is not None and type(result) not in learnt:
-                learnt.add(type(result))
-                learn(type(result))
-        except Exception as error:
-            recorder.failed(error, name)
-        finally:
-            state.busy = False
-
-    return after
-
-
 def _defines(kind: type, attribute: str) -> bool:
     return any(attribute in vars(base) for base in kind.__mro__[:-1])
-
-
-def _getter(argument: Argument, names: Mapping[str, int]) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    if callable(argument):
-        return lambda args, kwargs: argument(Call(names, args, kwargs))
-    if isinstance(argument, int):
-        return lambda args, _kwargs: args[argument] if len(args) > argument else None
-    index = names.get(argument, sys.maxsize)
-    return lambda args, kwargs: args[index] if len(args) > index else kwargs.get(argument)
-
-
-def _parameters(original: Any) -> dict[str, int]:
-    """Parameter name -> position, of those that can be given by position; empty when the signature is not known."""
-    code = getattr(original, "__code__", None)
-    if code is not None and not hasattr(original, "__wrapped__"):
-        return {name: index for index, name in enumerate(code.co_varnames[: code.co_argcount])}
-    try:
-        parameters = inspect.signature(original).parameters.values()
-    except (ValueError, TypeError):
-        return {}
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return {name: index for index, name in enumerate(positional)}
 
 
 def _status(attached: _Attached) -> ProbeStatus:

@@ -29,11 +29,11 @@ def stand_in(plan: Plan, original: Any) -> FunctionType:
     """A replacement for the callable ``original`` that takes the same arguments, ``self`` or ``cls`` among them."""
     made: Any
     if inspect.iscoroutinefunction(original):
-        made = inspect.markcoroutinefunction(_stepping(plan, original, _coroutine(plan.name)))
+        made = inspect.markcoroutinefunction(_awaited(plan, original))
     elif inspect.isasyncgenfunction(original):
-        made = _stepping(plan, original, _async_generator(plan.name))
+        made = _stepping(plan, original, _with_span(plan, _async_generator(plan.name)))
     elif inspect.isgeneratorfunction(original):
-        made = _stepping(plan, original, named(_steps_of_generator, plan.name))
+        made = _stepping(plan, original, _with_span(plan, named(_steps_of_generator, plan.name)))
     elif type(original) is FunctionType and not hasattr(original, "__wrapped__"):
         made = named(_plain(plan, original), plan.name)
     else:
@@ -56,16 +56,16 @@ def named(function: Any, name: str, *, coroutine: bool = False) -> FunctionType:
 
 def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
     """For a function that returns when it is done: this is the frequent one, so nothing is called that need not be."""
-    _, site, before, after = plan
+    _, site, before, after, unless, copies = plan
 
     def call(*args: Any, **kwargs: Any) -> Any:
         mark, state = recorder.mark, threads.state
-        if mark is None or state.busy:
+        if mark is None or state.busy or (unless is not None and unless(args, kwargs)):
             return original(*args, **kwargs)
-        span, parent, previous = recorder.next_span(), parent_span.get(), state.current
+        span, parent, previous, copying = recorder.next_span(), parent_span.get(), state.current, state.copying
         attributes, payload = before(span, args, kwargs) if before is not None else (0, 0)
         parent_span.set(span)
-        state.current = span
+        state.current, state.copying = span, copies
         started, enter, error = time.perf_counter_ns(), mark(span), 1
         try:
             if kwargs:
@@ -74,7 +74,7 @@ def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
                 result = original(*(args, args := _NOTHING)[0])
             error = 0
         finally:
-            state.current = previous
+            state.current, state.copying = previous, copying
             parent_span.set(parent)
             if recorder.mark is mark:
                 leave, ended = mark(previous), time.perf_counter_ns()
@@ -85,6 +85,89 @@ def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call
+
+
+def _awaited(plan: Plan, original: Callable[..., Any]) -> FunctionType:
+    """For a coroutine function: a :class:`Span` and :func:`_steps_of_coroutine` written out, since it is nearly as frequent."""
+    _, site, before, after, _, _ = plan
+
+    def steps(inner: Any, args: Any, kwargs: Any, caller: int) -> Generator[Any, Any, Any]:
+        mark, state = recorder.mark, threads.state
+        if mark is None:
+            return (yield from inner)
+        around = parent_span.get()
+        span, parent, thread = recorder.next_span(), around or caller, state.ident
+        attributes, payload = before(span, args, kwargs) if before is not None else (0, 0)
+        args = kwargs = sent = None
+        thrown: list[BaseException] = []
+        previous, base = state.current, state.base
+        if base is None:
+            state.base = previous
+        parent_span.set(span)
+        state.current = span
+        started, enter, error = time.perf_counter_ns(), mark(span), 1
+        try:
+            while True:
+                try:
+                    waits_for = [inner.throw(thrown.pop()) if thrown else inner.send(sent)]
+                except StopIteration as stop:
+                    result = stop.value
+                    break
+                beneath = state.base or 0
+                deeper = state.current == beneath
+                if not deeper:
+                    state.current = beneath
+                    if recorder.mark is mark:
+                        mark(beneath)
+                state.base = base
+                parent_span.set(around)
+                try:
+                    sent = yield waits_for.pop()
+                except GeneratorExit:
+                    state, around = threads.state, parent_span.get()
+                    previous, base = state.current, state.base
+                    inner.close()
+                    raise
+                except BaseException as exception:
+                    thrown = [_without_own_frame(exception)]
+                state, around = threads.state, parent_span.get()
+                previous, base = state.current, state.base
+                if base is None:
+                    state.base = previous
+                parent_span.set(span)
+                state.current = span
+                if not deeper and recorder.mark is mark:
+                    mark(span)
+            error = 0
+        finally:
+            state.current = previous
+            state.base = base
+            parent_span.set(around)
+            if recorder.mark is mark:
+                leave, ended = mark(previous), time.perf_counter_ns()
+                row = pack_span(span, parent, site, attributes, thread, enter, leave, started, ended, payload, error)
+                recorder.close(row)
+        if after is not None:
+            after(span, result)
+        return result
+
+    return _stepping(plan, original, named(steps, plan.name, coroutine=True))
+
+
+def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> FunctionType:
+    """For a function that returns something with steps, which ``run`` makes."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        inner = original(*args, **kwargs)
+        if recorder.mark is None or threads.state.busy:
+            return inner
+        return run(inner, args, kwargs, parent_span.get())
+
+    return named(call, plan.name)
+
+
+def _with_span(plan: Plan, run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda inner, args, kwargs, _caller: run(inner, Span(plan, args, kwargs))
 
 
 def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,18 +196,6 @@ def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) 
         return _Followed(result, span, run)
 
     return call
-
-
-def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> FunctionType:
-    """For a function that returns a coroutine or a generator, whose steps ``run`` follows."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        inner = original(*args, **kwargs)
-        if recorder.mark is None or threads.state.busy:
-            return inner
-        return run(inner, Span(plan, args, kwargs))
-
-    return named(call, plan.name)
 
 
 def _without_own_frame[E: BaseException](error: E) -> E:

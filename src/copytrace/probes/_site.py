@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from copytrace.model import SiteInfo
 
+COPIES = frozenset({"copy", "join", "gather", "convert", "scatter"})
+"""Kinds of sites that make one copy and nothing else: what they call need not be recorded."""
+
 KINDS = frozenset({"operation", "request", "context", "copy", "join", "gather", "convert", "encode", "decode", "scatter"})
 
 
@@ -51,7 +54,8 @@ class Site:
     ``describe`` returns what is to be known of the call (``api``, ``store``, ``codecs``, ``key``, ...; JSON values, tuples for lists) and ``payload``
     the bytes of the region that it moves. They must be quick, and nothing that they call is recorded. ``versions`` are the library's versions that
     have it, such as ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are sites on the class of what is returned, for classes
-    that cannot be got at otherwise; their targets are names of methods, and they are attached when the first is returned.
+    that cannot be got at otherwise; their targets are names of methods, and they are attached when the first is returned. ``unless(args, kwargs)`` is true of calls that need not be recorded, such as those
+    that return a view; it must not raise.
     """
 
     target: str | tuple[str, ...]
@@ -66,6 +70,7 @@ class Site:
     payload: Callable[[Call], int] | None = None
     versions: str = ""
     returns: tuple[Site, ...] = ()
+    unless: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

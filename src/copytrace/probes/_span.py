@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from copytrace.recorder import pack_span, parent_span, recorder, threads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     type Before = Callable[[int, tuple[Any, ...], dict[str, Any]], tuple[int, int]]
     type After = Callable[[int, Any], None]
@@ -18,13 +18,15 @@ class Plan(NamedTuple):
     """What a stand-in does around the original.
 
     ``before(span, args, kwargs)`` returns the index of the span's attributes and its payload in bytes; ``after(span, result)`` looks at what came
-    back. Both contain their own errors.
+    back. Both contain their own errors. ``unless(args, kwargs)`` says that a call need not be recorded, and ``copies`` that its copy is the only one.
     """
 
     name: str
     site: int
     before: Before | None
     after: After | None
+    unless: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    copies: bool = False
 
 
 class Span:

@@ -142,7 +142,7 @@ class Primitives(Switch):
         if _own(code):
             return sys.monitoring.DISABLE
         mark, state = recorder.mark, threads.state
-        if mark is None or state.busy:
+        if mark is None or state.busy or state.copying:
             return None
         state.busy = True
         try:
@@ -173,10 +173,10 @@ def _worthwhile(name: str, argument: Any) -> bool:
     if name in _UNSIZED:
         return True
     if isinstance(argument, list | tuple):
-        return name in _LISTS and sum(extent[2] for extent in extents(argument)) >= SMALLEST
+        return name in _LISTS and sum(extent[3] for extent in extents(argument)) >= SMALLEST
     if isinstance(argument, np.ndarray):
         return argument.nbytes >= SMALLEST and not (name in _GATHERS_ONLY and argument.flags.forc)
-    return sum(extent[2] for extent in extents(argument)) >= SMALLEST
+    return sum(extent[3] for extent in extents(argument)) >= SMALLEST
 
 
 def _open(primitive: _Primitive, code: CodeType, offset: int, argument: Any) -> None:

@@ -11,31 +11,46 @@ from copytrace.probes._site import Call, Site
 from copytrace.probes.zarr.describe import only_arrays
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from collections.abc import Mapping
 
 def _selected(call: Call) -> Any:
     """The part of ``self`` that ``self[key] = value`` writes to, as a view; all of it when only a copy could be had."""
-    data = vars(call.instance).get("_data")
-    key = call.get("key")
-    parts = key if isinstance(key, tuple) else (key,)
+    data, key = call.args[0].__dict__.get("_data"), call.get("key")
     if not isinstance(data, np.ndarray):
         return None
-    if all(isinstance(part, slice | int | np.integer | EllipsisType) for part in parts):
-        view: NDArray[Any] = data[(*parts, ...)] if ... not in parts else data[key]
-        return view
-    return data
+    whole = True
+    for part in key if type(key) is tuple else (key,):
+        if type(part) is not slice:
+            whole = False
+            if not isinstance(part, int | np.integer | EllipsisType):
+                return data
+    return data[key] if whole or key is ... else data[(*key, ...) if type(key) is tuple and ... not in key else (key, ...)]
 
 
 def _value(call: Call) -> Any:
     """The array that is scattered; a fill value is none."""
     value = call.get("value")
-    data = getattr(value, "__dict__", {}).get("_data", value)
+    data = value if isinstance(value, np.ndarray) else getattr(value, "__dict__", {}).get("_data")
     return data if isinstance(data, np.ndarray) and data.ndim else None
 
 
 def _others(call: Call) -> Any:
     return only_arrays(call.get("others"))
+
+
+def _returns_view(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``self[key]`` is basic indexing."""
+    key = args[1] if len(args) > 1 else None
+    for part in key if type(key) is tuple else (key,):
+        if type(part) is not slice and not isinstance(part, int | np.integer | EllipsisType):
+            return False
+    return True
+
+
+def _contiguous(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``self`` can be reshaped without a copy."""
+    data = args[0].__dict__.get("_data")
+    return isinstance(data, np.ndarray) and data.flags.c_contiguous
 
 
 _CORE = "zarr.core.buffer.core"
@@ -49,8 +64,8 @@ BUFFERS = (
         inputs=(_value,),
         destinations=(_selected,),
     ),
-    Site(target=f"{_CPU}:NDBuffer.__getitem__", kind="gather", primitive="ndarray.__getitem__", inputs=(0,), output=True),
-    Site(target=f"{_CORE}:NDBuffer.reshape", kind="gather", primitive="ndarray.reshape", inputs=(0,), output=True),
+    Site(target=f"{_CPU}:NDBuffer.__getitem__", kind="gather", primitive="ndarray.__getitem__", inputs=(0,), output=True, unless=_returns_view),
+    Site(target=f"{_CORE}:NDBuffer.reshape", kind="gather", primitive="ndarray.reshape", inputs=(0,), output=True, unless=_contiguous),
     Site(
         target=(f"{_CPU}:NDBuffer.astype", f"{_CORE}:NDBuffer.astype"),
         name="zarr.core.buffer.cpu.NDBuffer.astype",

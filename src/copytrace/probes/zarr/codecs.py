@@ -11,6 +11,22 @@ _CARRIERS = frozenset({"BytesCodec", "ShardingCodec", "TransposeCodec", "V2Codec
 _NUMCODECS = frozenset({"ZstdCodec", "BloscCodec", "GzipCodec", "_NumcodecsCodec"})
 
 
+_THROUGH_SYNC = frozenset({"_encode_single", "_decode_single"})
+
+
+def _adapt(kind: type, site: Site) -> Site | None:
+    """A site for ``kind``: only ``_encode_sync`` where zarr's own ``_encode_single`` does nothing but call it."""
+    method = site.targets[0]
+    own = kind.__module__.startswith("zarr.")
+    if own and method in _THROUGH_SYNC and method.replace("single", "sync") in vars(kind) and kind.__name__ != "ShardingCodec":
+        return None
+    names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith(("zarr.codecs", "numcodecs.zarr3"))}
+    return replace(site, kind="context") if names & (_CARRIERS | _NUMCODECS) else site
+
+
+CODECS = frozenset({"ZstdCodec", "BloscCodec", "GzipCodec", "_NumcodecsCodec"})
+
+
 def _adapt(kind: type, site: Site) -> Site:
     names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith(("zarr.codecs", "numcodecs.zarr3"))}
     return replace(site, kind="context") if names & (_CARRIERS | _NUMCODECS) else site

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -14,15 +15,21 @@ if TYPE_CHECKING:
 def store_name(store: Any) -> str:
     """A store's class and in parentheses what it wraps: ``LocalStore``, ``ObjectStore(S3Store)``, ``LoggingStore(FsspecStore(LocalFileSystem))``."""
     kind = type(store)
-    held = getattr(store, "__dict__", {})
-    bases = {base.__name__ for base in kind.__mro__}
-    if "WrapperStore" in bases and "_store" in held:
-        return f"{kind.__name__}({store_name(held['_store'])})"
-    if "ObjectStore" in bases and "store" in held:
-        return f"{kind.__name__}({type(held['store']).__name__})"
-    if "FsspecStore" in bases and "fs" in held:
-        return f"{kind.__name__}({_file_system(held['fs'])})"
-    return kind.__name__
+    wraps = _WRAPS.get(kind)
+    if wraps is None:
+        bases = {base.__name__ for base in kind.__mro__}
+        wraps = next((attribute for name, attribute in _HELD.items() if name in bases), "")
+        _WRAPS[kind] = wraps
+    held = store.__dict__.get(wraps) if wraps else None
+    if held is None:
+        return kind.__name__
+    if wraps == "_store":
+        return f"{kind.__name__}({store_name(held)})"
+    return f"{kind.__name__}({_file_system(held) if wraps == 'fs' else type(held).__name__})"
+
+
+_HELD = {"WrapperStore": "_store", "ObjectStore": "store", "FsspecStore": "fs"}
+_WRAPS: WeakKeyDictionary[type, str] = WeakKeyDictionary()
 
 
 def _file_system(fs: Any) -> str:

@@ -33,11 +33,7 @@ STORES = Family(
     ),
 )
 
-_LOCAL = "zarr.storage._local"
-
 HELPERS = (
-    Site(target=f"{_LOCAL}:_get", kind="context", direction="read", output=True),
-    Site(target=f"{_LOCAL}:_put", kind="context", direction="write", inputs=("value",)),
     Site(
         target="zarr.storage._memory:_copy_buffer",
         kind="copy",
