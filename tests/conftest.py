@@ -20,10 +20,10 @@ def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _assert_clean() -> None:
-    from copytrace import session
+    from copytrace import _session
     from copytrace.recorder import recorder
 
-    assert session._collector is None, "a session is still open"
+    assert _session._collector is None, "a session is still open"
     assert recorder.mark is None, "the recorder is still recording"
     tools = [sys.monitoring.get_tool(tool) for tool in range(6)]
     assert not [name for name in tools if name and "copytrace" in name], "a monitoring tool id is still taken"

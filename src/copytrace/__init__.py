@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from copytrace.probes import Probe, Site
     from copytrace.report import Report
-    from copytrace.session import Session, operation, session
+    from copytrace._session import Session, operation, session
     from copytrace.trace import load
 
 __version__ = "0.1.0"
@@ -18,11 +18,11 @@ __all__ = ["Probe", "Report", "Session", "Site", "__version__", "load", "operati
 _HOME = {
     "Probe": "probes",
     "Report": "report",
-    "Session": "session",
+    "Session": "_session",
     "Site": "probes",
     "load": "trace",
-    "operation": "session",
-    "session": "session",
+    "operation": "_session",
+    "session": "_session",
 }
 
 

@@ -7,6 +7,7 @@ import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from copytrace.report import By, Report
-    from copytrace.session import Session
+    from copytrace._session import Session
 
 app = typer.Typer(
     name="copytrace",
@@ -138,7 +139,7 @@ def run(
 
 def execute(plan: Run) -> None:
     """Run the program of ``plan`` in a session, save the trace, and leave as the program left."""
-    from copytrace.session import session
+    from copytrace._session import session
 
     shutil.rmtree(plan.partial, ignore_errors=True)
     recording = session(plan.program.stem, spool=plan.partial, **plan.options)
@@ -174,7 +175,16 @@ def _show(ending: BaseException | None) -> BaseException | None:
         print(ending.code, file=sys.stderr)
         return SystemExit(1)
     hide_own_frames(ending)
-    sys.excepthook(type(ending), ending, ending.__traceback__)
+    try:
+        sys.excepthook(type(ending), ending, ending.__traceback__)
+    except SystemExit as other:
+        return _show(other)
+    except BaseException as broken:
+        hide_own_frames(broken)
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(broken), broken, broken.__traceback__)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(ending), ending, ending.__traceback__)
     sys.excepthook = lambda *_: None
     return ending
 
@@ -340,6 +350,8 @@ def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: 
     """Print a rendering, or write it to ``output``, 80 columns wide and without colour."""
     if output is None:
         color, width = _terminal(sys.stdout)
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         sys.stdout.write(render(width, color))
         return
     _refuse_to_overwrite(Path(output), overwrite)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from copytrace.session import Session
+    from copytrace._session import Session
 
 SHAPE = (2048, 2048)
 """Of the float32 array that is written and read, as one chunk: 16 MiB."""
@@ -21,7 +21,7 @@ def trace() -> Session:
 
     Without zarr a small pipeline of numpy and bytes is traced instead.
     """
-    from copytrace.session import session
+    from copytrace._session import session
 
     with TemporaryDirectory(prefix="copytrace-demo-") as folder:
         work = _with_zarr(Path(folder)) if find_spec("zarr") else _without_zarr
@@ -64,7 +64,7 @@ def _with_zarr(folder: Path) -> Callable[[], None]:
 def _without_zarr() -> None:
     import numpy as np
 
-    from copytrace.session import operation
+    from copytrace._session import operation
 
     values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
     with operation("transpose and serialise", payload_bytes=values.nbytes):

@@ -18,7 +18,7 @@ STYLES = {"attached": "green", "not-installed": "dim", "not-imported": "dim"}
 
 def examine() -> ReportData:
     """The report of an empty session in which every library that has a probe and can be imported is imported."""
-    from copytrace.session import session
+    from copytrace._session import session
 
     with session(label="doctor", memray=False, transfers=False) as first:
         pass
