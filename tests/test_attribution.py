@@ -299,3 +299,76 @@ def test_a_join_counts_its_pieces() -> None:
     story.leave(operation)
     (step,) = copies(only_path(story))
     assert (step.kind, step.count, step.bytes, step.evidence) == ("join", 4, 4 * piece, "transfer")
+
+
+LOOP = 91
+SOCKET = Frame("sock_recv", "_socket.cpython-312-x86_64-linux-gnu.so", 0, native=True)
+READY = Frame("asyncio.selector_events._SelectorSocketTransport._read_ready", "asyncio/selector_events.py", 1003)
+DATA_RECEIVED = Frame("aiohttp.client_proto.ResponseHandler.data_received", "aiohttp/client_proto.py", 300, False, "aiohttp")
+STREAM_READ = Frame("aiohttp.streams.StreamReader.read", "aiohttp/streams.py", 452, layer="aiohttp")
+BODY_READ = Frame("aiobotocore.response.AioStreamingBody.read", "aiobotocore/response.py", 143, layer="botocore")
+STREAM_WRITE = Frame("aiohttp.payload.BytesIOPayload.write_with_length", "aiohttp/payload.py", 894, layer="aiohttp")
+BYTES_JOIN = SiteInfo("bytes.join", "python", "join", primitive="bytes.join")
+BYTESIO_READ = SiteInfo("BytesIO.read", "python", "copy", primitive="BytesIO.read")
+
+
+def _called_by(frame: Frame) -> dict[str, object]:
+    return {"caller": frame.function, "file": frame.file, "line": frame.line, "layer": frame.layer}
+
+
+def test_pieces_that_an_event_loop_received_are_followed_from_the_join_back_to_the_socket() -> None:
+    story, piece = Story(), 65_537
+    operation = story.enter(READ, payload=3 * piece, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    held = []
+    for number in range(3):
+        received = story.allocate(OTHER, piece + 33, READY, thread=LOOP)
+        story.move("fetch", 7, OTHER + 32, piece, SOCKET, thread=LOOP)
+        part = BLOCK + number * (1 << 20)
+        held.append(story.allocate(part, piece + 33, PYTHON, DATA_RECEIVED, READY, thread=LOOP))
+        story.move("copy", OTHER + 32, part + 32, piece, PYTHON, thread=LOOP)
+        story.free(received)
+    join = story.enter(BYTES_JOIN, **_called_by(STREAM_READ))
+    story.allocate(RESULT, 3 * piece + 33, PYTHON, STREAM_READ, BODY_READ)
+    for number in range(3):
+        story.move("copy", BLOCK + number * (1 << 20) + 32, RESULT + 32 + number * piece, piece, PYTHON)
+    story.leave(join)
+    for row in held:
+        story.free(row)
+    story.see(operation, OUTPUT, RESULT + 32, 3 * piece)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.count, s.layer, s.site.function) for s in path.steps] == [
+        ("fetch", 3 * piece, 3, "", READY.function),
+        ("copy", 3 * piece, 3, "aiohttp", DATA_RECEIVED.function),
+        ("join", 3 * piece, 3, "aiohttp", STREAM_READ.function),
+    ]
+    assert path.steps[1].source == path.steps[0].destination
+    assert path.steps[2].source == path.steps[1].destination
+    assert [frame.function for frame in path.steps[2].called_from] == [BODY_READ.function]
+    assert path.extra_at_peak_bytes == 3 * (piece + 33)
+
+
+def test_a_body_read_in_pieces_has_its_source_and_what_the_loop_sends_of_it_is_flushed() -> None:
+    story, piece = Story(), 65_537
+    operation = story.enter(WRITE, payload=2 * piece, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    request = story.enter(SET, key="c/0")
+    story.see(request, INPUT, SOURCE, 2 * piece)
+    parts = []
+    for number in range(2):
+        reading = story.enter(BYTESIO_READ, **_called_by(STREAM_WRITE))
+        part = BLOCK + number * (1 << 20)
+        parts.append(story.allocate(part, piece + 33, PYTHON, STREAM_WRITE))
+        story.move("copy", SOURCE + number * piece, part + 32, piece, PYTHON)
+        story.leave(reading)
+        story.move("flush", part + 32, 7, piece, SOCKET, thread=LOOP)
+        story.free(parts[-1])
+    story.leave(request)
+    story.leave(operation)
+    story.move("flush", SOURCE, 7, piece, SOCKET, thread=LOOP)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.count, s.layer) for s in path.steps] == [
+        ("copy", 2 * piece, 2, "aiohttp"),
+        ("flush", 2 * piece, 2, "aiohttp"),
+    ]
+    assert {b.id: b.role for b in path.buffers}[path.steps[0].source or ""] == "source"
+    assert path.steps[1].source == path.steps[0].destination

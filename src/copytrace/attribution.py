@@ -445,7 +445,9 @@ class _Attribution:
         name = self._name_region(memory, edge.operation) if memory else None
         if name is not None:
             return name
-        return Name("", caller or Frame(_UNKNOWN, "", 0), primitive, ())
+        stack = self.trace.allocations.stacks[memory.stack] if memory and memory.rows else ()
+        ordered = next((frame for frame in stack if not frame.native), caller)
+        return Name("", ordered or Frame(_UNKNOWN, "", 0), primitive, ())
 
     def _fresh(self, region: Region, edge: Edge) -> bool:
         """Whether the block was allocated for this very move: by the span that made it, or since the last mark."""
@@ -457,6 +459,8 @@ class _Attribution:
         if into is None or not into.rows or edge.kind == "scatter":
             return name
         stack = self.trace.allocations.stacks[into.stack]
+        if span.attributes.get("caller"):
+            return name._replace(callers=_callers_of(name.frame, stack) or name.callers)
         function = span.site.name.rsplit(".", 1)[-1]
         for depth, frame in enumerate(stack):
             if not frame.native and frame.function.rsplit(".", 1)[-1] == function:
@@ -580,6 +584,15 @@ def _site_frame(span: SpanView) -> Frame:
     if span.attributes.get("caller"):
         return _caller_frame([span.attributes[name] for name in ("caller", "file", "line", "layer")])
     return Frame(span.site.name, "", 0, layer=layer_of_module(span.site.name))
+
+
+def _callers_of(frame: Frame, stack: Sequence[Frame]) -> tuple[Frame, ...]:
+    """Who called the function of ``frame``, by the stack of what was allocated in it."""
+    function = frame.function.rsplit(".", 1)[-1]
+    for depth, below in enumerate(stack):
+        if not below.native and below.function.rsplit(".", 1)[-1] == function:
+            return callers(stack[depth + 1 :])
+    return ()
 
 
 def _caller_frame(caller: Sequence[Any]) -> Frame:

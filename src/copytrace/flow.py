@@ -7,7 +7,7 @@ as part of the transform inside a codec, and as a copy of its own when CPython o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from copytrace.layers import CARRIER_LIBRARIES
@@ -214,7 +214,8 @@ class _Builder:
             direct = [
                 m
                 for m in moves
-                if m.destination == main.destination and (transform or m.source in inputs or m.source is None)
+                if m.destination == main.destination
+                and (transform or not inputs or m.source in inputs or m.source is None)
             ]
             if transform:
                 direct = [m for m in direct if m.source in inputs]
@@ -225,9 +226,29 @@ class _Builder:
                 main.count = len(direct)
             if not transform and main.observed >= _SEEN_ENOUGH * main.nbytes:
                 main.evidence = "transfer"
+                if main.source is None or main.kind == "join":
+                    self._split(main, direct)
             taken = set(map(id, direct))
             inside = [m for m in by_interpreter if id(m) not in taken and self._made_inside(m.source, span)]
             self.edges.extend(inside)
+
+    def _split(self, main: Edge, direct: list[Edge]) -> None:
+        """Replace a mover's edge by one for each block that its bytes came from: no probe sees what a list or a
+        ``BytesIO`` holds.
+        """
+        pieces: dict[int | None, Edge] = {}
+        for move in direct:
+            piece = pieces.get(move.source)
+            if piece is None:
+                pieces[move.source] = replace(
+                    main, source=move.source, nbytes=move.nbytes, count=1, observed=move.observed
+                )
+            else:
+                piece.nbytes += move.nbytes
+                piece.count += 1
+                piece.observed += move.observed
+        self.edges = [edge for edge in self.edges if edge is not main]
+        self.edges += pieces.values()
 
     def _by_interpreter(self, move: Edge) -> bool:
         if move.caller < 0:
@@ -249,6 +270,9 @@ class _Builder:
                     region = self.located.regions[sighting.region]
                     if region.rows and not self.operation_of[region.id] and not region.span:
                         self.operation_of[region.id] = operation
+        for edge in self.edges:
+            if edge.operation:
+                self._adopt_ends(edge)
         sources = self._sources()
         open_edges = [edge for edge in self.edges if not edge.operation and not edge.span]
         while open_edges:
@@ -257,14 +281,21 @@ class _Builder:
                 operation = self._from_ends(edge, sources)
                 if operation:
                     edge.operation = operation
-                    for region in (edge.source, edge.destination):
-                        if region is not None and not self.operation_of[region] and self._unowned(region):
-                            self.operation_of[region] = operation
+                    self._adopt_ends(edge)
                 else:
                     left.append(edge)
             if len(left) == len(open_edges):
                 break
             open_edges = left
+
+    def _adopt_ends(self, edge: Edge) -> None:
+        for region in (edge.source, edge.destination):
+            if region is not None and not self.operation_of[region] and self._unowned(region):
+                self.operation_of[region] = edge.operation
+
+    def _is_open(self, operation: int, sequence: int) -> bool:
+        root = self.spans[operation]
+        return root.enter <= sequence < root.exit
 
     def _unowned(self, region: int) -> bool:
         found = self.located.regions[region]
@@ -286,8 +317,9 @@ class _Builder:
         for region in (edge.destination, edge.source):
             if region is None:
                 continue
-            if self._unowned(region) and self.operation_of[region]:
-                return self.operation_of[region]
+            operation = self.operation_of[region]
+            if operation and (self._unowned(region) or self._is_open(operation, edge.sequence)):
+                return operation
             for enter, leave, operation in handed.get(region, ()):
                 if enter <= edge.sequence <= leave:
                     return operation
