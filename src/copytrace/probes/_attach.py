@@ -146,7 +146,7 @@ class Attachment:
     def _attach_class(self, attached: _Attached, family: Family, kind: type) -> None:
         for method in family.methods:
             attribute = method.targets[0]
-            if attribute in vars(kind):
+            if attribute in vars(kind) and not getattr(vars(kind)[attribute], "__isabstractmethod__", False):
                 site = family.adapt(kind, method) if family.adapt else method
                 if site is not None:
                     name = f"{_public(kind.__module__)}.{kind.__qualname__}.{attribute}"

@@ -13,6 +13,9 @@ from copytrace.probes.zarr.describe import only_arrays
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_BASIC = frozenset({int, EllipsisType})
+
+
 def _selected(call: Call) -> Any:
     """The part of ``self`` that ``self[key] = value`` writes to, as a view; all of it when only a copy could be had."""
     data, key = call.args[0].__dict__.get("_data"), call.get("key")
@@ -22,7 +25,7 @@ def _selected(call: Call) -> Any:
     for part in key if type(key) is tuple else (key,):
         if type(part) is not slice:
             whole = False
-            if not isinstance(part, int | np.integer | EllipsisType):
+            if type(part) not in _BASIC and not isinstance(part, np.integer):
                 return data
     return data[key] if whole or key is ... else data[(*key, ...) if type(key) is tuple and ... not in key else (key, ...)]
 
@@ -42,7 +45,7 @@ def _returns_view(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> bool:
     """Whether ``self[key]`` is basic indexing."""
     key = args[1] if len(args) > 1 else None
     for part in key if type(key) is tuple else (key,):
-        if type(part) is not slice and not isinstance(part, int | np.integer | EllipsisType):
+        if type(part) is not slice and type(part) not in _BASIC and not isinstance(part, np.integer):
             return False
     return True
 

@@ -7,27 +7,19 @@ from dataclasses import replace
 from copytrace.probes._site import Family, Site
 
 _CARRIERS = frozenset({"BytesCodec", "ShardingCodec", "TransposeCodec", "V2Codec", "VLenUTF8Codec", "VLenBytesCodec"})
-"""Codecs that only lay out what they are given, or pass it to numcodecs; the copies that they cause are made by what they call."""
+"""Codecs that only lay out what they are given, or pass it to numcodecs: the copies they cause are made by what they call."""
 _NUMCODECS = frozenset({"ZstdCodec", "BloscCodec", "GzipCodec", "_NumcodecsCodec"})
 
 
-_THROUGH_SYNC = frozenset({"_encode_single", "_decode_single"})
-
-
 def _adapt(kind: type, site: Site) -> Site | None:
-    """A site for ``kind``: only ``_encode_sync`` where zarr's own ``_encode_single`` does nothing but call it."""
+    """A site for ``kind``, none for what only raises or passes on: an async method of one chunk that calls its sync twin."""
     method = site.targets[0]
-    own = kind.__module__.startswith("zarr.")
-    if own and method in _THROUGH_SYNC and method.replace("single", "sync") in vars(kind) and kind.__name__ != "ShardingCodec":
+    if kind.__module__ == "zarr.abc.codec":
         return None
-    names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith(("zarr.codecs", "numcodecs.zarr3"))}
-    return replace(site, kind="context") if names & (_CARRIERS | _NUMCODECS) else site
-
-
-CODECS = frozenset({"ZstdCodec", "BloscCodec", "GzipCodec", "_NumcodecsCodec"})
-
-
-def _adapt(kind: type, site: Site) -> Site:
+    if method.endswith("code_single") and kind.__name__ != "ShardingCodec":
+        code = getattr(vars(kind)[method], "__code__", None)
+        if code is not None and method.replace("single", "sync") in code.co_names:
+            return None
     names = {base.__name__ for base in kind.__mro__ if base.__module__.startswith(("zarr.codecs", "numcodecs.zarr3"))}
     return replace(site, kind="context") if names & (_CARRIERS | _NUMCODECS) else site
 
