@@ -213,6 +213,13 @@ def test_color_can_be_forced_and_forbidden(example: Path) -> None:
         assert "\x1b" not in cli("report", example, "--format", kind, FORCE_COLOR="1")[1]
 
 
+def test_a_terminal_without_unicode_is_no_error(tmp_path: Path) -> None:
+    file = saved(tmp_path, "a.json", reportdata.report(reportdata.hostile_read()))
+    status, out, err = cli("report", file, PYTHONIOENCODING="ascii")
+    assert (status, err) == (0, "")
+    assert r"\u6570\u636e" in out
+
+
 def on_terminal(arguments: list[str], **environment: str) -> str:
     """What a command writes to a terminal of 100 columns."""
     main, side = pty.openpty()

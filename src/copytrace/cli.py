@@ -19,8 +19,8 @@ from copytrace.runner import NotRunnableError, Program, hide_own_frames
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from copytrace.report import By, Report
     from copytrace._session import Session
+    from copytrace.report import By, Report
 
 app = typer.Typer(
     name="copytrace",

@@ -8,8 +8,7 @@ import linecache
 import os
 import sys
 from dataclasses import dataclass
-from importlib.abc import InspectLoader
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -60,7 +59,9 @@ class Program:
         if self.kind == "module":
             sys.argv[:] = ["-m", *self.arguments]
             _set_first_path(os.getcwd())
-            return _prepare_module(main, _module_spec(self.target))
+            spec = _module_spec(self.target)
+            sys.argv[0] = spec.origin or self.target
+            return _prepare_module(main, spec)
         if self.kind == "code":
             sys.argv[:] = ["-c", *self.arguments]
             _set_first_path("")
@@ -70,11 +71,12 @@ class Program:
             _set_first_path("")
             return _prepare_text(main, sys.stdin.read(), "<stdin>")
         if os.path.isdir(self.target) or is_zipfile(self.target):
-            _set_first_path(self.target)
-            spec = PathFinder.find_spec("__main__", [self.target])
-            if spec is None:
+            folder = os.path.join(os.getcwd(), self.target)
+            _set_first_path(folder)
+            found = PathFinder.find_spec("__main__", [folder])
+            if found is None:
                 raise NotRunnableError(f"{self.target}: no __main__ module in it")
-            return _prepare_module(main, spec)
+            return _prepare_module(main, found)
         return _prepare_script(main, self.target)
 
 
@@ -85,7 +87,7 @@ def _set_first_path(entry: str) -> None:
 
 def _prepare_script(main: ModuleType, script: str) -> CodeType:
     _set_first_path(os.path.dirname(os.path.realpath(script)))
-    file = os.path.abspath(script)
+    file = os.path.join(os.getcwd(), script)
     main.__file__ = file
     main.__loader__ = SourceFileLoader("__main__", file)
     vars(main)["__cached__"] = None
@@ -94,8 +96,6 @@ def _prepare_script(main: ModuleType, script: str) -> CodeType:
 
 
 def _prepare_text(main: ModuleType, text: str, name: str) -> CodeType:
-    from importlib.machinery import BuiltinImporter
-
     main.__loader__ = BuiltinImporter
     if sys.version_info >= (3, 13):
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
@@ -103,12 +103,14 @@ def _prepare_text(main: ModuleType, text: str, name: str) -> CodeType:
 
 
 def _prepare_module(main: ModuleType, spec: ModuleSpec) -> CodeType:
-    code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
+    code: CodeType | None = (
+        spec.loader.get_code(spec.name) if spec.loader and hasattr(spec.loader, "get_code") else None
+    )
     if code is None:
         raise NotRunnableError(f"no code object available for {spec.name}")
     main.__spec__, main.__loader__, main.__package__ = spec, spec.loader, spec.parent
     if spec.origin is not None:
-        main.__file__ = sys.argv[0] = spec.origin
+        main.__file__ = spec.origin
     vars(main)["__cached__"] = spec.cached
     return code
 
@@ -148,6 +150,6 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
         if package != "copytrace" and (kept or package != "importlib"):
             kept.append(trace)
         trace = trace.tb_next
-    for one, following in zip(kept, [*kept[1:], None], strict=True):
+    for one, following in zip(kept, [*kept[1:], None], strict=False):
         one.tb_next = following
     return kept[0] if kept else None
