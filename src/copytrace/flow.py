@@ -267,9 +267,7 @@ class _Builder:
             operation = self._operation(span_id)
             for sighting in seen:
                 if operation and sighting.region is not None and sighting.role == OUTPUT:
-                    region = self.located.regions[sighting.region]
-                    if region.rows and not self.operation_of[region.id] and not region.span:
-                        self.operation_of[region.id] = operation
+                    self._adopt(sighting.region, operation)
         for edge in self.edges:
             if edge.operation:
                 self._adopt_ends(edge)
@@ -290,16 +288,21 @@ class _Builder:
 
     def _adopt_ends(self, edge: Edge) -> None:
         for region in (edge.source, edge.destination):
-            if region is not None and not self.operation_of[region] and self._unowned(region):
-                self.operation_of[region] = edge.operation
+            if region is not None:
+                self._adopt(region, edge.operation)
+
+    def _adopt(self, region: int, operation: int) -> None:
+        if not self.operation_of[region] and self._unowned(region, operation):
+            self.operation_of[region] = operation
 
     def _is_open(self, operation: int, sequence: int) -> bool:
         root = self.spans[operation]
         return root.enter <= sequence < root.exit
 
-    def _unowned(self, region: int) -> bool:
-        found = self.located.regions[region]
-        return bool(found.rows) and not found.span
+    def _unowned(self, number: int, operation: int) -> bool:
+        """Whether a block was allocated outside all spans for ``operation``: by a native thread or an event loop."""
+        region = self.located.regions[number]
+        return bool(region.rows) and not region.span and (region.native or self._is_open(operation, region.enter))
 
     def _sources(self) -> dict[int, list[tuple[int, int, int]]]:
         """Region -> (enter, exit, operation) of the operations that were handed it."""
@@ -318,7 +321,7 @@ class _Builder:
             if region is None:
                 continue
             operation = self.operation_of[region]
-            if operation and (self._unowned(region) or self._is_open(operation, edge.sequence)):
+            if operation and (self._unowned(region, operation) or self._is_open(operation, edge.sequence)):
                 return operation
             for enter, leave, operation in handed.get(region, ()):
                 if enter <= edge.sequence <= leave:

@@ -44,12 +44,8 @@ def _adopt_native(trace: Trace, operations: Operations, located: Located, flow: 
     """Blocks that native threads allocated belong to the one operation that was open; to the newest when there were
     several.
     """
-    blocks = trace.allocations
     for region in located.regions:
-        if not region.rows or region.span or flow.operation_of[region.id]:
-            continue
-        stack = blocks.stacks[region.stack]
-        if any(not frame.native for frame in stack):
+        if not region.native or flow.operation_of[region.id]:
             continue
         opened = [op.root for op in operations.by_root.values() if op.root.enter <= region.enter < op.root.exit]
         if opened:

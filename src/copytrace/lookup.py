@@ -28,7 +28,7 @@ _REACH = 48
 @dataclass(slots=True)
 class Region:
     """``rows`` are rows of the allocations, empty for memory from before the session. ``nbytes`` is the size of the
-    largest.
+    largest. ``native`` says that a thread without any Python frame allocated it.
     """
 
     id: int
@@ -38,6 +38,7 @@ class Region:
     span: int = 0
     stack: int = 0
     enter: int = 0
+    native: bool = False
     written: bool = False
 
 
@@ -222,6 +223,7 @@ def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Re
     blocks = trace.allocations
     regions: list[Region] = []
     region_of_row = np.full(len(blocks.address), -1, np.int64)
+    native = [all(frame.native for frame in stack) for stack in blocks.stacks]
     columns = zip(
         interesting.tolist(),
         blocks.address[interesting].tolist(),
@@ -242,5 +244,5 @@ def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Re
             region_of_row[row] = known
         else:
             region_of_row[row] = len(regions)
-            regions.append(Region(len(regions), address, size, [row], span, stack, enter))
+            regions.append(Region(len(regions), address, size, [row], span, stack, enter, native[stack] and not span))
     return regions, region_of_row
