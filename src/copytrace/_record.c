@@ -337,10 +337,22 @@ static int wait_for_threads(void) {
     return 1;
 }
 
+/* Rows whose thread did not come to write them. */
+static uint64_t unfinished(struct session *session, uint64_t next) {
+    uint64_t count = 0;
+    for (uint64_t sequence = 1; sequence < next; sequence++) {
+        const struct row *rows = segment_rows(session, sequence >> session->row_bits);
+        count += rows && !atomic_load(&rows[sequence & ((UINT64_C(1) << session->row_bits) - 1)].sequence);
+    }
+    return count;
+}
+
 struct totals copytrace_record_close(void) {
     struct session *session = current;
     int quiet = wait_for_threads();
     uint64_t next = atomic_load(&counters->next);
+    if (!quiet)
+        atomic_fetch_add(&counters->lost, unfinished(session, next));
     struct totals totals = {
         .lost = atomic_load(&counters->lost),
         .marks = atomic_load(&counters->marks),

@@ -43,7 +43,7 @@ class Marks:
 
     def mark(self, span: int) -> int:
         """Take the next sequence for the change to ``span`` on this thread."""
-        sequence = next(self._next) >> _SHIFT
+        sequence: int = next(self._next) >> _SHIFT
         self._rows.append(_ROW.pack(sequence, threading.get_ident(), span))
         if sequence > self._last:
             self._last = sequence

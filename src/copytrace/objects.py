@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -38,7 +39,7 @@ class Objects:
     def __init__(self, objects: Iterable[Object]) -> None:
         self.objects = sorted(objects)
         lows = sorted((o.low, o.high) for o in self.objects)
-        shared = any(high > low for (_, high), (low, _) in zip(lows, lows[1:], strict=False))
+        shared = any(high > low for (_, high), (low, _) in pairwise(lows))
         self._changes = np.array(sorted({o.since for o in self.objects}) if shared else [], np.uint64)
         """Sequences at which an address may have begun to mean something else."""
 
@@ -51,11 +52,13 @@ class Objects:
         try:
             lines = path.read_text(errors="surrogateescape").split("\n")[:-1] if path.exists() else []
             fields = [line.split("\t", 6) for line in lines]
-            return cls(Object(*map(int, numbers[:6]), numbers[6]) for numbers in fields)
+            return cls(Object._make([*map(int, numbers[:6]), numbers[6]]) for numbers in fields)
         except (OSError, ValueError, IndexError) as error:
             raise CopytraceError(f"{path}: damaged ({type(error).__name__})") from error
 
-    def distinct(self, addresses: NDArray[np.uint64], sequences: NDArray[np.uint64]) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    def distinct(
+        self, addresses: NDArray[np.uint64], sequences: NDArray[np.uint64]
+    ) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
         """The distinct (address, sequence at which to look it up), and for each row which of them it is."""
         unique, index = np.unique(addresses, return_inverse=True)
         if not len(self._changes):
@@ -68,7 +71,7 @@ class Objects:
         return [(int(unique[pair // periods]), starts[pair % periods]) for pair in pairs.tolist()], index
 
     def frame(self, address: int, sequence: int | None = None) -> Frame:
-        """The function that the call returning to ``address`` is in, as things were at ``sequence`` (None: at the end)."""
+        """The function of the call that returns to ``address``, as things were at ``sequence`` (None: at the end)."""
         inside = address - 1  # a call may be the last instruction of its function
         covering = [o for o in self.objects if o.low <= inside < o.high and (sequence is None or o.since <= sequence)]
         if not covering:

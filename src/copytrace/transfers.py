@@ -1,8 +1,8 @@
 """The native recorder of moves: starting it, and reading what it wrote.
 
-A spool directory holds ``recording.json`` (how it was recorded) and, written by the extension, ``moves-*.bin`` (rows in the
-order of their sequence, marks among them), ``counters.bin`` (small moves summed by caller) and ``objects.tsv`` (what was loaded
-where); without the extension ``marks.bin``. It can be read while it is written and after the process has died.
+A spool directory holds ``recording.json`` (how it was recorded) and, written by the extension, ``moves-*.bin`` (rows in
+the order of their sequence, marks among them), ``counters.bin`` (small moves summed by caller) and ``objects.tsv``
+(what was loaded where); without the extension ``marks.bin``. It can be read while it is written and after the process died.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -57,14 +57,16 @@ def _extension() -> tuple[ModuleType | None, str]:
 class Recording:
     """Numbers the marks of a session and, with the extension, records the moves of bytes between them.
 
-    ``spool`` is the directory to write to, made when it does not exist. ``moves``: record moves. ``min_bytes``: keep each move
-    from this many bytes up, sum smaller ones by caller. ``mark`` is bound by :meth:`start`: it takes the span that is innermost on
-    this thread from now on and returns the sequence of that change.
+    ``spool`` is the directory to write to, made when it does not exist. ``moves``: record moves. ``min_bytes``: keep
+    each move from this many bytes up, sum smaller ones by caller. ``mark`` is bound by :meth:`start`: it takes the span
+    that is innermost on this thread from now on and returns the sequence of that change.
 
     Raises ValueError when ``min_bytes`` is not positive.
     """
 
     mark: Callable[[int], int]
+    _row_bits = 16
+    _segments = 1 << 16
 
     def __init__(self, spool: Path, *, moves: bool = True, min_bytes: int = 4096) -> None:
         if min_bytes < 1:
@@ -79,8 +81,8 @@ class Recording:
     def start(self) -> None:
         """Begin to record.
 
-        Raises RuntimeError when this process is being recorded already, CopytraceError when the spool holds another recording
-        or cannot be written.
+        Raises RuntimeError when this process is being recorded already, CopytraceError when the spool holds another
+        recording or cannot be written.
         """
         global _active
         with _lock:
@@ -106,7 +108,9 @@ class Recording:
             self._marks = Marks(self.spool / MARKS)
             return
         self._marks = extension
-        slots = extension.start(self.spool, moves=self.moves, min_bytes=self.min_bytes)
+        slots = extension.start(
+            self.spool, moves=self.moves, min_bytes=self.min_bytes, row_bits=self._row_bits, segments=self._segments
+        )
         if self.moves and not slots:
             self.reason = "no loaded library could be hooked"
 
@@ -153,7 +157,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
-    """The moves and the marks (:data:`copytrace.model.MARK_DTYPE`) in a spool directory, in the order of their sequence.
+    """The moves and the marks (rows of ``MARK_DTYPE``) in a spool directory, in the order of their sequence.
 
     Raises CopytraceError when the directory holds no recording or a damaged one.
     """
@@ -170,8 +174,8 @@ def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
         marks = _table(spool / MARKS, MARK_DTYPE)
         marks.sort(order="sequence")
         return Transfers(np.empty(0, TRANSFER_DTYPE), recorded=False, reason=reason), marks
-    raw, marks = _rows(spool)
-    lost, sums = _counters(spool)
+    counters = _Counters.read(spool / "counters.bin")
+    raw, marks = _rows(spool, counters.row_bits)
     objects = Objects.read(spool / "objects.tsv")
     callers: dict[Frame, int] = {}
     keys, index = objects.distinct(raw["caller"], raw["sequence"])
@@ -184,41 +188,46 @@ def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
     rows["count"] = 1
     rows["caller"] = np.array(numbers, np.uint32)[index]
     small: dict[int, tuple[int, int]] = {}
-    for address, moves, nbytes in sums.tolist():
+    for address, moves, nbytes in counters.sums.tolist():
         caller = callers.setdefault(objects.frame(address) if address else OTHERS, len(callers))
         before = small.get(caller, (0, 0))
         small[caller] = before[0] + moves, before[1] + nbytes
     summed = tuple((caller, *total) for caller, total in small.items())
-    return Transfers(rows, tuple(callers), summed, lost, recorded=not reason, reason=reason), marks
+    return Transfers(rows, tuple(callers), summed, counters.lost, recorded=not reason, reason=reason), marks
 
 
-def _rows(spool: Path) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The moves as they were written, and the marks."""
-    moves, marks = [], []
-    for path in sorted(spool.glob("moves-*.bin")):
+def _rows(spool: Path, row_bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The finished moves as they were written, and the marks. A row lies where its sequence says."""
+    moves, marks = [np.empty(0, _ROW_DTYPE)], [np.empty(0, _ROW_DTYPE)]
+    for path in sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9].bin")):
         table = _table(path, _ROW_DTYPE)
-        table = table[table["sequence"] != 0]
+        first = int(path.stem.removeprefix("moves-")) << row_bits
+        finished = table["sequence"] == np.arange(first, first + len(table), dtype=np.uint64)
         marked = table["word"] >> _KIND_SHIFT == _MARK
-        moves.append(table[~marked])
-        marks.append(table[marked])
-    empty = np.empty(0, _ROW_DTYPE)
-    found = np.concatenate([empty, *marks])
+        moves.append(table[finished & ~marked & (table["sequence"] != 0)])
+        marks.append(table[finished & marked])
+    found = np.concatenate(marks)
     rows = np.empty(len(found), MARK_DTYPE)
     rows["sequence"], rows["thread"], rows["span"] = found["sequence"], found["thread"], found["source"]
-    return np.concatenate([empty, *moves]), rows
+    return np.concatenate(moves), rows
 
 
-def _counters(spool: Path) -> tuple[int, NDArray[Any]]:
-    """Moves lost, and the sums of small moves that are not zero."""
-    path = spool / "counters.bin"
-    try:
-        data = path.read_bytes()
-        lanes, places = np.frombuffer(data, "<u8", 2).tolist()
-        lost = int(np.frombuffer(data, "<u8", 1, _LOST_AT)[0])
-        sums = np.frombuffer(data, _SUM_DTYPE, lanes * (places + 1), _SUMS_AT)
-    except (OSError, ValueError) as error:
-        raise CopytraceError(f"{path}: damaged ({type(error).__name__})") from error
-    return lost, sums[sums["moves"] != 0]
+class _Counters(NamedTuple):
+    row_bits: int
+    lost: int
+    sums: NDArray[Any]
+    """Caller, moves and bytes of small moves."""
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        try:
+            data = path.read_bytes()
+            lanes, places, row_bits = np.frombuffer(data, "<u8", 3).tolist()
+            lost = int(np.frombuffer(data, "<u8", 1, _LOST_AT)[0])
+            sums = np.frombuffer(data, _SUM_DTYPE, lanes * (places + 1), _SUMS_AT)
+            return cls(min(row_bits, 63), lost, sums[sums["moves"] != 0])
+        except (OSError, ValueError, OverflowError) as error:
+            raise CopytraceError(f"{path}: damaged ({type(error).__name__})") from error
 
 
 def _table(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
