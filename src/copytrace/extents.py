@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Buffer, Callable
+from types import GetSetDescriptorType
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def extents(value: Any) -> tuple[Extent, ...]:
     """Where the data of ``value`` lies; empty when it has none, or none that can be told.
 
     Understands ndarrays, anything with the buffer protocol (bytes, memoryview, mmap, ``obstore.Bytes``), ``__array_interface__``, zarr's
-    ``Buffer`` and ``NDBuffer``, and lists and tuples of these.
+    ``Buffer`` and ``NDBuffer``, classes of C or Rust with a ``buffer``, and lists and tuples of these.
     """
     kind = type(value)
     reader = _READERS.get(kind) or _LEARNT.get(kind)
@@ -121,6 +122,11 @@ def _wrapped(value: Any) -> tuple[Extent, ...]:
     return array_extent(data) if type(data) is np.ndarray else extents(data)
 
 
+def _held(value: Any) -> tuple[Extent, ...]:
+    held = value.buffer
+    return extents(held) if isinstance(held, Buffer) else ()
+
+
 def _many(value: list[Any] | tuple[Any, ...]) -> tuple[Extent, ...]:
     found: list[Extent] = []
     for item in value[:_MOST_ITEMS]:
@@ -141,6 +147,8 @@ def _reader(value: Any) -> _Reader:
         return _interface
     if "_data" in getattr(value, "__dict__", ()):
         return _wrapped
+    if isinstance(vars(kind).get("buffer"), GetSetDescriptorType):
+        return _held
     return _none
 
 

@@ -92,14 +92,20 @@ class _Builder:
         return found.operation if found else 0
 
     def movers(self) -> None:
-        """One edge a mover that moved bytes, the outermost where one calls another; what is inside belongs to it."""
+        """One edge a mover that moved bytes, the outermost where one calls another; what is inside belongs to it. But a
+        codec that a mover calls before it moves is a step of its own, and gives what is then moved.
+        """
         for span in self.spans.values():
             above = self.owner.get(span.parent, 0)
-            if not above and is_mover(span):
+            outer = self.mover_edge[above] if above else None
+            apart = outer is not None and span.site.kind in _TRANSFORMS and outer.kind not in _TRANSFORMS
+            if is_mover(span) and (outer is None or apart):
                 edge = self._mover_edge(span, self.located.sightings.get(span.id, []))
                 if edge is not None:
                     self.edges.append(edge)
                     self.mover_edge[span.id] = edge
+                    if outer is not None:
+                        outer.source = edge.destination
                     above = span.id
             if above:
                 self.owner[span.id] = above
@@ -154,6 +160,8 @@ class _Builder:
             owner = self.owner.get(move.span, 0)
             if kind == "copy" and owner:
                 self.claims.setdefault(owner, []).append(edge)
+            elif kind == "copy" and self._scatters(move.span):
+                self.edges.append(replace(edge, kind="scatter"))
             elif move.count == 1:
                 self.edges.append(edge)
 
@@ -172,6 +180,10 @@ class _Builder:
             evidence="transfer",
             observed=move.nbytes if kind == "copy" else 0,
         )
+
+    def _scatters(self, span: int) -> bool:
+        """Whether the site puts bytes into memory that exists, from a source that its probe cannot see."""
+        return span in self.spans and self.spans[span].site.kind == "scatter"
 
     def reallocs(self) -> None:
         """A realloc that moved its block copied what was in it; the hook does not see it, for it happens inside libc."""
@@ -209,6 +221,8 @@ class _Builder:
             span = self.spans[owner]
             seen = self.located.sightings.get(owner, [])
             inputs = {s.region for s in seen if s.role == INPUT and s.region is not None}
+            if main.source is not None:
+                inputs.add(main.source)
             transform = main.kind in _TRANSFORMS
             by_interpreter = [m for m in moves if not transform or self._by_interpreter(m)]
             direct = [
@@ -226,6 +240,8 @@ class _Builder:
                 main.count = len(direct)
             if not transform and main.observed >= _SEEN_ENOUGH * main.nbytes:
                 main.evidence = "transfer"
+            elif main.kind == "copy" and span.site.library == "python" and main.nbytes >= _ALWAYS_SEEN and not moves:
+                main.kind = "gather"
                 if main.source is None or main.kind == "join":
                     self._split(main, direct)
             taken = set(map(id, direct))

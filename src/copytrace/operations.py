@@ -38,6 +38,11 @@ class SpanView:
     children: list[int] = field(default_factory=list)
 
     @property
+    def by_hand(self) -> bool:
+        """Whether it is a ``copytrace.operation``."""
+        return self.site.name == "copytrace.operation"
+
+    @property
     def is_metadata(self) -> bool:
         return str(self.attributes.get("key", "")).rsplit("/", 1)[-1] in METADATA_KEYS
 
@@ -175,13 +180,14 @@ def _payload(
 ) -> int:
     """Bytes of the region: what the root says, or the sum over the operations directly below that say it.
 
-    For a codec or a store called by itself, the bytes that it was handed or gave out.
+    For a codec or a store called by itself, and where nobody says it, the bytes that it was handed or gave out.
     """
     if root.payload:
         return root.payload
+    handed, given = seen[root.id, INPUT], seen[root.id, OUTPUT] or seen[root.id, DESTINATION]
+    shown = given if root.site.kind == "decode" or root.site.direction == "read" else handed
     if root.site.kind in _ROOTS:
-        handed, given = seen[root.id, INPUT], seen[root.id, OUTPUT] or seen[root.id, DESTINATION]
-        return given if root.site.kind == "decode" or root.site.direction == "read" else handed
+        return shown
     total = 0
     for span in inside:
         if span is root or not span.payload:
@@ -191,7 +197,7 @@ def _payload(
             above = spans.get(above.parent)
         if above is root:
             total += span.payload
-    return total
+    return total or shown
 
 
 def is_mover(span: SpanView) -> bool:

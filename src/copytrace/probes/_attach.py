@@ -194,6 +194,8 @@ def attach_all(*, imports: bool = False) -> Attachment:
     disabled = {name.strip() for name in os.environ.get("COPYTRACE_DISABLE_PROBES", "").split(",")}
     shipped, broken = _shipped()
     probes = {probe.name: probe for probe in (*_builtin(), *shipped) if probe.name not in disabled}
+    served = {probe.library for probe in probes.values() if _concerns(probe)}
+    probes = {name: probe for name, probe in probes.items() if _concerns(probe) or probe.library not in served}
     if imports:
         for probe in probes.values():
             with suppress(Exception):
@@ -201,11 +203,19 @@ def attach_all(*, imports: bool = False) -> Attachment:
     return Attachment(probes.values(), broken)
 
 
+def _concerns(probe: Probe) -> bool:
+    """Whether a probe is for the installed version of its library."""
+    return not probe.versions or covers(probe.versions, _version(probe.library))
+
+
 @cache
 def _builtin() -> tuple[Probe, ...]:
-    from copytrace.probes import numcodecs, obstore, python, zarr
+    from copytrace.probes import fsspec, icechunk, numcodecs, obstore, python, s3fs, zarr, zarr2, zarrista, zarrs
 
-    return python.PROBE, zarr.PROBE, numcodecs.PROBE, obstore.PROBE
+    return (
+        *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
+        *(zarrista.PROBE, fsspec.PROBE, s3fs.S3FS, s3fs.AIOBOTOCORE, s3fs.AIOHTTP),
+    )
 
 
 @cache
@@ -258,7 +268,9 @@ def _status(attached: _Attached) -> ProbeStatus:
         else:
             rows[targets[0]] = ("waiting", f"{' or '.join(modules)} is not imported")
     faults = {status for status, _ in rows.values()} & {"missing", "failed"}
-    if not version and not imported:
+    if not _concerns(probe):
+        status, reason = "unsupported", f"{probe.library} {version} is not {probe.versions}"
+    elif not version and not imported:
         status, reason = "not-installed", f"{probe.library} is not installed"
     elif not imported:
         status, reason = "not-imported", f"{probe.package} is not imported"

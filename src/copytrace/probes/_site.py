@@ -114,13 +114,15 @@ class Switch:
 class Probe:
     """The sites of one library.
 
-    ``library`` is the distribution's name and ``module`` its top-level module, the same when not given. A library ships its own through an entry point
-    of the group ``copytrace.probes`` that names a ``Probe``.
+    ``library`` is the distribution's name and ``module`` its top-level module, the same when not given. ``versions`` are
+    those that it is for, such as ``"<3"``: where another probe of the library is for the installed one, it is left out.
+    A library ships its own through an entry point of the group ``copytrace.probes`` that names a ``Probe``.
     """
 
     name: str
     library: str
     module: str = ""
+    versions: str = ""
     sites: tuple[Site, ...] = ()
     families: tuple[Family, ...] = ()
     switches: tuple[Switch, ...] = ()

@@ -6,4 +6,10 @@ from copytrace.probes.zarr.buffers import BUFFERS
 from copytrace.probes.zarr.codecs import CODECS, PIPELINES
 from copytrace.probes.zarr.stores import HELPERS, STORES
 
-PROBE = Probe(name="zarr", library="zarr", sites=(*ARRAYS, *PIPELINES, *BUFFERS, *HELPERS), families=(STORES, CODECS))
+PROBE = Probe(
+    name="zarr",
+    library="zarr",
+    versions=">=3",
+    sites=(*ARRAYS, *PIPELINES, *BUFFERS, *HELPERS),
+    families=(STORES, CODECS),
+)
