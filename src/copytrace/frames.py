@@ -4,9 +4,11 @@ absolute path.
 
 from __future__ import annotations
 
-import ast
+import linecache
 import os
 import re
+import sys
+from bisect import bisect_right
 from functools import cache
 from pathlib import Path
 
@@ -29,37 +31,40 @@ def module_of(file: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace(os.sep, ".")
 
 
+_HEADING = re.compile(r"\s*(?:async\s+def|def|class)\s+(\w+)")
+_CONTINUES = ("#", ")", "]", "}", '"', "'")
+
+
 @cache
-def _scopes(file: str) -> tuple[tuple[int, int, str], ...]:
-    """(first line, last line, qualified name) of every function of a source file, outermost first."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    found: list[tuple[int, int, str]] = []
-
-    def visit(node: ast.AST, prefix: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = f"{prefix}{child.name}"
-                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-                if not isinstance(child, ast.ClassDef):
-                    found.append((first, child.end_lineno or first, name))
-                visit(child, name + ".")
-            else:
-                visit(child, prefix)
-
-    visit(tree, "")
+def _outline(file: str) -> tuple[tuple[int, int, str], ...]:
+    """(line, indentation, name) of the lines of a source file that begin or end a block; name is empty for the latter."""
+    found = []
+    for number, line in enumerate(linecache.getlines(file), 1):
+        text = line.lstrip()
+        if text and not text.startswith(_CONTINUES):
+            heading = _HEADING.match(line)
+            found.append((number, len(line) - len(text), heading[1] if heading else ""))
     return tuple(found)
 
 
 @cache
 def _qualified(function: str, file: str, line: int) -> str:
-    best = ""
-    for first, last, name in _scopes(file):
-        if first <= line <= last and name.rsplit(".", 1)[-1] == function:
-            best = name
-    return best or function
+    """``function`` with the classes and functions it is nested in, read off the indentation above ``line``."""
+    outline = _outline(file)
+    names: list[str] = []
+    limit = None
+    for number, depth, name in outline[: bisect_right(outline, (line, sys.maxsize))][::-1]:
+        if not names:
+            if name == function or (name and not function.isidentifier()):
+                names += [name] if name == function else [function, name]
+                limit = depth
+        elif limit is not None and depth < limit:
+            limit = depth
+            if name:
+                names.append(name)
+        if limit == 0:
+            break
+    return ".".join(reversed(names)) or function
 
 
 @cache

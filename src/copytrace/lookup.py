@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace.model import OUTPUT, Trace
+from copytrace.operations import is_metadata
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -211,12 +212,16 @@ def locate(trace: Trace) -> Located:
 
 def _threshold(trace: Trace) -> int:
     """Bytes from which a block can be an end of a transfer or of a buffer that was seen, or become one by realloc."""
-    smallest = [
-        int(column.min())
-        for column in (trace.transfers.rows["nbytes"], trace.seen["extent"][trace.seen["extent"] >= SMALLEST])
-        if len(column)
-    ]
+    extents = trace.seen["extent"][(trace.seen["extent"] >= SMALLEST) & ~_of_metadata(trace)]
+    smallest = [int(column.min()) for column in (trace.transfers.rows["nbytes"], extents) if len(column)]
     return max(SMALLEST, min(smallest, default=SMALLEST) // 2)
+
+
+def _of_metadata(trace: Trace) -> NDArray[np.bool_]:
+    """Which buffers were seen in requests for metadata, which are on no path."""
+    about = np.array([is_metadata(attributes) for attributes in trace.attributes] or [False], bool)
+    spans = trace.spans["id"][about[trace.spans["attributes"]]]
+    return np.isin(trace.seen["span"], spans)
 
 
 def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Region], NDArray[np.int64]]:

@@ -19,6 +19,11 @@ METADATA_KEYS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _ROOTS = frozenset({"request", "encode", "decode"})
 
 
+def is_metadata(attributes: Mapping[str, Any]) -> bool:
+    """Whether a request is for a document that describes arrays, by its key."""
+    return str(attributes.get("key", "")).rsplit("/", 1)[-1] in METADATA_KEYS
+
+
 @dataclass(slots=True)
 class SpanView:
     """One span with its place in the tree. ``operation`` is the id of the operation's span, 0 for none."""
@@ -44,7 +49,7 @@ class SpanView:
 
     @property
     def is_metadata(self) -> bool:
-        return str(self.attributes.get("key", "")).rsplit("/", 1)[-1] in METADATA_KEYS
+        return is_metadata(self.attributes)
 
 
 @dataclass(slots=True)
