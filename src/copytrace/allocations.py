@@ -121,7 +121,7 @@ def _load(segment: Segment, stacks: list[tuple[Frame, ...]]) -> NDArray[np.uint6
 
 def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
     """The stack of a record, innermost first: Python frames, and native ones down to where they only run the
-    interpreter.
+    interpreter. Callbacks of ``sys.monitoring`` have no Python frame in memray's stacks.
     """
     python = record.stack_trace(_MAX_FRAMES)
     if native:
@@ -143,6 +143,8 @@ def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
                 frames.append(python_frame(*entry))
         else:
             frame = native_frame(*entry)
+            if innermost and "call_instrumentation" in frame.function:
+                return OWN_STACK
             if innermost or frame.layer:
                 frames.append(frame)
     return tuple(frames)

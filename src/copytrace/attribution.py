@@ -27,7 +27,7 @@ from copytrace.model import (
     SiteRef,
     Step,
 )
-from copytrace.naming import Name, by_stack, callers, is_rust, reference
+from copytrace.naming import Name, by_stack, callers, imports, is_rust, reference
 from copytrace.native import crate_of
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class _Attribution:
     def _on_path(self, op: Operation, edges: list[Edge]) -> tuple[list[Edge], dict[int, str]]:
         """The edges of an operation that lie on the way of its payload, and the role of each region on it."""
         anchors, results = self._anchors(op)
+        ordered = self._ordered_by_hand(op, edges)
+        anchors |= {region for edge in ordered for region in (edge.source, edge.destination) if region is not None}
+        taken = set(map(id, ordered))
         parent: dict[int, int] = {}
 
         def find(region: int) -> int:
@@ -219,7 +222,7 @@ class _Attribution:
         kept, touched = [], set(anchors)
         for edge in edges:
             ends = [region for region in (edge.source, edge.destination) if region is not None]
-            if edge.mover or any(find(region) in reached for region in ends):
+            if edge.mover or id(edge) in taken or any(find(region) in reached for region in ends):
                 kept.append(edge)
                 touched.update(ends)
         roles = {}
@@ -232,6 +235,26 @@ class _Attribution:
             else:
                 roles[region] = "source"
         return kept, roles
+
+    def _ordered_by_hand(self, op: Operation, edges: Iterable[Edge]) -> list[Edge]:
+        """What an operation named by hand moved in code that no probe knows (``target[:] = source``), of which nothing
+        else tells that it is payload: all but imports and what is less than a hundredth of the payload, taken together.
+        """
+        families: dict[tuple[str, int, int], list[Edge]] = defaultdict(list)
+        for edge in edges:
+            span = self.ops.spans.get(edge.span)
+            if span is not None and span.by_hand and not edge.mover:
+                into = self.located.regions[edge.destination] if edge.destination is not None else None
+                stack = into.stack if into is not None and into.rows else 0
+                families[edge.kind, edge.caller, stack].append(edge)
+        stacks = self.trace.allocations.stacks
+        return [
+            edge
+            for (_, _, stack), family in families.items()
+            if sum(edge.nbytes for edge in family) * 100 >= op.payload
+            and not (stack and any(imports(frame) for frame in stacks[stack]))
+            for edge in family
+        ]
 
     def _anchors(self, op: Operation) -> tuple[set[int], set[int]]:
         """Regions that hold payload because a probe saw it there, and those of them that are the result."""
@@ -482,6 +505,9 @@ class _Attribution:
                 *self._span_callers(span.parent, span.operation),
             )
         )
+        if span.by_hand and chain:
+            frame, *beneath = chain
+            return Name(frame.layer, frame, primitive, tuple(beneath))
         layer = frame.layer
         if span.attributes.get("caller"):
             return Name(layer, frame, span.site.primitive or span.site.name, chain)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _TRANSFORMS = frozenset({"encode", "decode"})
 _SEEN_ENOUGH = 0.9
+_ALWAYS_SEEN = 8192
+"""Bytes of a copy from which the hook keeps its move, where it is one move."""
 _MAKE_BYTES = ("bytes", "memoryview.tobytes", "numpy.ndarray.tobytes", "BytesIO.read", "mmap.read")
 _BYTES_HEADER = 33
 """Bytes of a ``bytes`` object beside its content: ``sys.getsizeof(b"")``."""
@@ -216,6 +218,8 @@ class _Builder:
 
     def settle_claims(self) -> None:
         """Give the moves inside a mover to it; those that moved its bytes once more become copies of their own."""
+        if self.trace.transfers.recorded and not self.trace.transfers.lost:
+            self._tell_gathers()
         for owner, moves in self.claims.items():
             main = self.mover_edge[owner]
             span = self.spans[owner]
@@ -240,13 +244,18 @@ class _Builder:
                 main.count = len(direct)
             if not transform and main.observed >= _SEEN_ENOUGH * main.nbytes:
                 main.evidence = "transfer"
-            elif main.kind == "copy" and span.site.library == "python" and main.nbytes >= _ALWAYS_SEEN and not moves:
-                main.kind = "gather"
                 if main.source is None or main.kind == "join":
                     self._split(main, direct)
             taken = set(map(id, direct))
             inside = [m for m in by_interpreter if id(m) not in taken and self._made_inside(m.source, span)]
             self.edges.extend(inside)
+
+    def _tell_gathers(self) -> None:
+        """A copy by CPython or numpy of which the hook saw no move went element by element."""
+        for owner, edge in self.mover_edge.items():
+            by_primitive = edge.kind == "copy" and self.spans[owner].site.library == "python"
+            if by_primitive and edge.nbytes >= _ALWAYS_SEEN and owner not in self.claims:
+                edge.kind = "gather"
 
     def _split(self, main: Edge, direct: list[Edge]) -> None:
         """Replace a mover's edge by one for each block that its bytes came from: no probe sees what a list or a

@@ -62,6 +62,11 @@ def by_stack(stack: Sequence[Frame], library_layer: str = "") -> Name | None:
     return None
 
 
+def imports(frame: Frame) -> bool:
+    """Whether a frame is at work on an import, or is copytrace's own: what it moves is never payload."""
+    return frame.file.startswith("<frozen importlib") or frame.layer == "copytrace"
+
+
 def callers(stack: Iterable[Frame]) -> tuple[Frame, ...]:
     """The frames of libraries and of the user's code, innermost first, repeats left out."""
     chain: list[Frame] = []

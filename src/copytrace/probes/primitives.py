@@ -175,7 +175,8 @@ def _worthwhile(name: str, argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return name in _LISTS and sum(extent[3] for extent in extents(argument)) >= SMALLEST
     if isinstance(argument, np.ndarray):
-        return argument.nbytes >= SMALLEST and not (name in _GATHERS_ONLY and argument.flags.forc)
+        flags = argument.flags
+        return argument.nbytes >= SMALLEST and not (name in _GATHERS_ONLY and flags.c_contiguous and flags.f_contiguous)
     return sum(extent[3] for extent in extents(argument)) >= SMALLEST
 
 

@@ -1,0 +1,1 @@
+"""What is known about copies by other means than copytrace's own."""
