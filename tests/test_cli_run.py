@@ -344,7 +344,7 @@ def test_names_of_traces(arguments: list[str], name: str, tmp_path: Path) -> Non
     (tmp_path / "x").mkdir()
     status, _, err = run([*COMMAND, "--no-memray", "--no-transfers", *arguments], tmp_path)
     assert status == 0, err
-    assert err.splitlines()[-1] == f"Next: copytrace report {name}"
+    assert err.splitlines()[-1] == "Next: copytrace doctor"
     copytrace.load(tmp_path / name)
 
 

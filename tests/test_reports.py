@@ -251,7 +251,10 @@ def test_sizes(nbytes: int, words: str) -> None:
         ("", ""),
         ("object_store::local::read_range", "object_store::local::read_range"),
         ("a_very_long_crate_name::a_module::another_one::function", "a_module::another_one::function"),
-        ("<Vec<T> as core::convert::From>::from", "<Vec<T> as core::convert::From>::from"),
+        ("<_obstore::put::PullSource as std::io::Read>::read", "PullSource::read"),
+        ("<alloc::vec::Vec<T> as core::convert::From<U>>::from", "Vec::from"),
+        ("<&mut T as a::B>::f", "<&mut T as a::B>::f"),
+        ("void std::fill<char>(char*, char*)", "void std::fill<char>(char*, char*)"),
     ],
 )
 def test_short_names(function: str, words: str) -> None:

@@ -10,10 +10,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from copytrace._session import Session
 
 SHAPE = (2048, 2048)
 """Of the float32 array that is written and read, as one chunk: 16 MiB."""
+
+PIPELINE = """
+import copytrace
+
+def main(values):
+    with copytrace.operation("transpose and serialise", payload_bytes=values.nbytes):
+        encoded = values.T.tobytes()
+    with copytrace.operation("split and join", payload_bytes=values.nbytes):
+        middle = len(encoded) // 2
+        b"".join([encoded[:middle], encoded[middle:]])
+"""
+"""What is traced without zarr. It is a program of its own, because copytrace's own frames are on no path."""
 
 
 def trace() -> Session:
@@ -21,17 +36,19 @@ def trace() -> Session:
 
     Without zarr a small pipeline of numpy and bytes is traced instead.
     """
+    import numpy as np
+
     from copytrace._session import session
 
+    values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
     with TemporaryDirectory(prefix="copytrace-demo-") as folder:
-        work = _with_zarr(Path(folder)) if find_spec("zarr") else _without_zarr
-        with session(label="demo") as traced:
-            work()
+        work = _with_zarr(Path(folder)) if find_spec("zarr") else _without_zarr()
+        with session("demo") as traced:
+            work(values)
     return traced
 
 
-def _with_zarr(folder: Path) -> Callable[[], None]:
-    import numpy as np
+def _with_zarr(folder: Path) -> Callable[[NDArray[np.float32]], None]:
     import zarr
     from zarr.codecs import ZstdCodec
     from zarr.storage import LocalStore, MemoryStore
@@ -47,13 +64,12 @@ def _with_zarr(folder: Path) -> Callable[[], None]:
 
         (folder / "object").mkdir()
         stores.append((ObjectStore(ObstoreLocal(str(folder / "object"))), None))
-    values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
     arrays = [
         zarr.create_array(store, shape=SHAPE, chunks=SHAPE, dtype="float32", compressors=compressor, fill_value=-1)
         for store, compressor in stores
     ]
 
-    def work() -> None:
+    def work(values: NDArray[np.float32]) -> None:
         for array in arrays:
             array[:] = values
             array[:]
@@ -61,14 +77,8 @@ def _with_zarr(folder: Path) -> Callable[[], None]:
     return work
 
 
-def _without_zarr() -> None:
-    import numpy as np
-
-    from copytrace._session import operation
-
-    values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
-    with operation("transpose and serialise", payload_bytes=values.nbytes):
-        encoded = values.T.tobytes()
-    with operation("join two halves", payload_bytes=values.nbytes):
-        middle = len(encoded) // 2
-        b"".join([encoded[:middle], encoded[middle:]])
+def _without_zarr() -> Callable[[NDArray[np.float32]], None]:
+    program: dict[str, Any] = {"__name__": "demo"}
+    exec(compile(PIPELINE, "demo.py", "exec"), program)
+    main: Callable[[NDArray[np.float32]], None] = program["main"]
+    return main

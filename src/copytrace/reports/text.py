@@ -117,7 +117,8 @@ def summary(report: ReportData, width: int, color: bool, file: str, limit: int =
             page.flow(f"{wording.heading(path)}: {wording.verdict(path, report.coverage)}", indent=2)
         if len(report.paths) > limit:
             page.flow(f"and {wording.plural(len(report.paths) - limit, 'path')} more", indent=2)
-    page.flow(f"Next: copytrace report {wording.plain(file)}", style="bold", hang=6)
+    command = f"report {wording.plain(file)}" if report.paths else "doctor"
+    page.flow(f"Next: copytrace {command}", style="bold", hang=6)
     return page.to_str(color)
 
 
@@ -176,6 +177,7 @@ def _chain(page: Page, path: Path) -> None:
 def _sources(path: Path) -> list[str]:
     """What to write before each step's arrow: where its bytes come from, nothing when the last step put them there."""
     roles = {buffer.id: buffer.role for buffer in path.buffers}
+    origin = {"write": "array", "read": "store"}.get(path.direction, "input")
     filled: dict[str, int] = {}
     sources, previous = [], None
     for number, step in enumerate(path.steps, 1):
@@ -186,7 +188,7 @@ def _sources(path: Path) -> list[str]:
         elif step.source in filled:
             name = f"#{filled[step.source]}"
         else:
-            name = {"source": "array", "result": "result", "io": "file"}.get(roles.get(step.source, ""), "?")
+            name = {"source": origin, "result": "result", "io": "file"}.get(roles.get(step.source, ""), "?")
         sources.append(name)
         previous = step.destination
         if previous is not None:

@@ -63,6 +63,8 @@ def share(part: float) -> str:
 
 def short(function: str, room: int = 40) -> str:
     """A Python name from its class on, or with its module's last part; a native name's last parts, within ``room``."""
+    if method := re.fullmatch(r"<(?:.*::)?(\w+)(?:<.*>)? as .+>::(\w+)", function):
+        return f"{method[1]}::{method[2]}"
     if "::" in function or " " in function:
         parts = [] if "<" in function or " " in function else function.split("::")
         while len(parts) > 2 and len("::".join(parts)) > room:
