@@ -8,27 +8,27 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from copytrace._session import Session
 
 SHAPE = (2048, 2048)
 """Of the float32 array that is written and read, as one chunk: 16 MiB."""
 
-PIPELINE = """
+PROGRAM = """
 import copytrace
 
-def main(values):
+def write_and_read(values, arrays):
+    for array in arrays:
+        array[:] = values
+        array[:]
+
+def serialise(values):
     with copytrace.operation("transpose and serialise", payload_bytes=values.nbytes):
         encoded = values.T.tobytes()
     with copytrace.operation("split and join", payload_bytes=values.nbytes):
         middle = len(encoded) // 2
         b"".join([encoded[:middle], encoded[middle:]])
 """
-"""What is traced without zarr. It is a program of its own, because copytrace's own frames are on no path."""
+"""What is traced, as a program of its own: copytrace's own frames are on no path."""
 
 
 def trace() -> Session:
@@ -40,15 +40,21 @@ def trace() -> Session:
 
     from copytrace._session import session
 
+    program: dict[str, Any] = {"__name__": "demo"}
+    exec(compile(PROGRAM, "demo.py", "exec"), program)
     values = np.arange(SHAPE[0] * SHAPE[1], dtype="float32").reshape(SHAPE)
     with TemporaryDirectory(prefix="copytrace-demo-") as folder:
-        work = _with_zarr(Path(folder)) if find_spec("zarr") else _without_zarr()
+        arrays = _arrays(Path(folder)) if find_spec("zarr") else []
         with session("demo") as traced:
-            work(values)
+            if arrays:
+                program["write_and_read"](values, arrays)
+            else:
+                program["serialise"](values)
     return traced
 
 
-def _with_zarr(folder: Path) -> Callable[[NDArray[np.float32]], None]:
+def _arrays(folder: Path) -> list[Any]:
+    """Empty arrays in stores that are installed."""
     import zarr
     from zarr.codecs import ZstdCodec
     from zarr.storage import LocalStore, MemoryStore
@@ -64,21 +70,7 @@ def _with_zarr(folder: Path) -> Callable[[NDArray[np.float32]], None]:
 
         (folder / "object").mkdir()
         stores.append((ObjectStore(ObstoreLocal(str(folder / "object"))), None))
-    arrays = [
+    return [
         zarr.create_array(store, shape=SHAPE, chunks=SHAPE, dtype="float32", compressors=compressor, fill_value=-1)
         for store, compressor in stores
     ]
-
-    def work(values: NDArray[np.float32]) -> None:
-        for array in arrays:
-            array[:] = values
-            array[:]
-
-    return work
-
-
-def _without_zarr() -> Callable[[NDArray[np.float32]], None]:
-    program: dict[str, Any] = {"__name__": "demo"}
-    exec(compile(PIPELINE, "demo.py", "exec"), program)
-    main: Callable[[NDArray[np.float32]], None] = program["main"]
-    return main

@@ -11,12 +11,14 @@ from copytrace.reports import wording
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from copytrace.model import Path, ReportData, Step
+    from copytrace.model import Path, ReportData, SiteRef, Step
 
 type Span = tuple[str, str]
 """A text and its rich style, empty for none."""
 
 NARROWEST = 60
+TIED = "\0"
+"""A space at which no line is broken."""
 
 
 class Page:
@@ -38,15 +40,16 @@ class Page:
     def flow(self, text: str, indent: int = 0, style: str = "", hang: int = 2) -> None:
         """Add ``text`` on as many lines as it takes, those after the first indented by ``hang`` more."""
         before, after = " " * indent, " " * (indent + hang)
-        width = self.width if text.isascii() else self.width - (columns(text) - len(text))
+        width = self.width - (columns(text.replace(TIED, " ")) - len(text))
         for row in wrap(text, width, initial_indent=before, subsequent_indent=after, break_on_hyphens=False):
-            self.line((row, style))
+            self.line((row.replace(TIED, " "), style))
 
     def items(self, parts: Sequence[str], separator: str, indent: int, style: str = "") -> None:
-        """Add the non-empty of ``parts``, broken between lines only where one ends."""
-        tied = separator.join(part.replace(" ", "\0") for part in parts if part)
-        for row in wrap(tied, self.width - indent - 2, break_on_hyphens=False):
-            self.line((" " * indent + row.replace("\0", " "), style))
+        """Add the non-empty of ``parts``, broken between lines where one ends if each fits on a line."""
+        told = [part for part in parts if part]
+        if all(columns(part) <= self.width - indent - 4 for part in told):
+            told = [part.replace(" ", TIED) for part in told]
+        self.flow(separator.join(told), indent, style)
 
     def blank(self) -> None:
         self.lines.append([])
@@ -251,24 +254,27 @@ def _layer_table(page: Page, report: ReportData, numbers: range, name: int, cell
 
 
 def _by_site(page: Page, report: ReportData) -> None:
-    rows = wording.by_guilt(report)
-    for step, path in rows:
+    sites: dict[tuple[str, SiteRef, str, tuple[SiteRef, ...]], list[tuple[Step, Path]]] = {}
+    for step, path in wording.by_guilt(report):
+        sites.setdefault((step.layer, step.site, step.kind, step.called_from), []).append((step, path))
+    for (layer, site, kind, _), moves in sites.items():
         page.blank()
-        layer = wording.plain(step.layer or "?")
-        page.line((layer, "cyan"), ("  " + fit(wording.plain(step.site.function), page.width - columns(layer) - 2), ""))
-        if place := wording.place(step.site):
+        owner = wording.plain(layer or "?")
+        page.line((owner, "cyan"), ("  " + fit(wording.plain(site.function), page.width - columns(owner) - 2), ""))
+        if place := wording.place(site):
             page.line(("  " + fit(place, page.width - 2), ""))
-        amount = f"{wording.pieces(step.count, step.bytes)} = " if step.count > 1 else ""
-        figures = [
-            f"{step.kind} {amount}{wording.size(step.bytes)}, {wording.times(step.ratio)}",
-            wording.blame(step),
-            wording.held(step),
-            f"evidence {step.evidence}",
-        ]
-        page.items(figures, "; ", 2, style="red" if step.avoidable_bytes else "")
-        page.flow(f"on {wording.heading(path)}", 2, style="dim")
-        for caller in wording.callers(step):
-            page.flow(f"called from {wording.plain(caller.function)}  {wording.place(caller)}", 2, style="dim", hang=12)
-    if not rows:
+        for step, path in moves:
+            amount = f"{wording.pieces(step.count, step.bytes)} = " if step.count > 1 else ""
+            figures = [
+                f"{kind} {amount}{wording.size(step.bytes)}, {wording.times(step.ratio)}",
+                wording.blame(step),
+                wording.held(step),
+                f"evidence {step.evidence}",
+                f"on {wording.heading(path)}",
+            ]
+            page.items(figures, "; ", 2, style="red" if step.avoidable_bytes else "")
+        for caller in wording.callers(moves[0][0]):
+            page.items([f"called from {wording.plain(caller.function)}", wording.place(caller)], "  ", 4, style="dim")
+    if not sites:
         page.blank()
         page.line(("No copies.", ""))
