@@ -178,9 +178,11 @@ class TestLife:
         assert recorder.site(SiteInfo("somewhere", "lib", "copy", "read", "memcpy")) == index
         with recording(tmp_path, attached=False):
             late = recorder.site(SiteInfo("found while recording", "lib", "copy"))
+            assert recorder.site(SiteInfo("found while recording", "lib", "copy")) == late
+            later = recorder.site(SiteInfo("found after that", "lib", "copy"))
         sites = read_spool(tmp_path)[2]
         assert sites[index] == info
-        assert sites[late].name == "found while recording"
+        assert (sites[late].name, sites[later].name) == ("found while recording", "found after that")
 
     def test_span_that_outlives_the_recording_is_left_out(self, tmp_path: Path) -> None:
         operation = recorder.operation("too long")

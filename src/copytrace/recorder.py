@@ -145,9 +145,11 @@ class Recorder:
     def site(self, info: SiteInfo) -> int:
         """The index of ``info`` in the spool's sites, the same for the life of the process."""
         with self._lock:
-            index = self._sites.setdefault(info, len(self._sites))
-            if index == len(self._sites) - 1 and self._files:
-                self._write_site(info)
+            index = self._sites.get(info)
+            if index is None:
+                index = self._sites[info] = len(self._sites)
+                if self._files:
+                    self._write_site(info)
             return index
 
     def attributes(self, description: Mapping[str, Any]) -> int:

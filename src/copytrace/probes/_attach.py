@@ -210,11 +210,13 @@ def _concerns(probe: Probe) -> bool:
 
 @cache
 def _builtin() -> tuple[Probe, ...]:
-    from copytrace.probes import fsspec, icechunk, numcodecs, obstore, python, s3fs, zarr, zarr2, zarrista, zarrs
+    from copytrace.probes import fsspec, h5py, icechunk, numcodecs, obstore, python, s3fs
+    from copytrace.probes import tensorstore, xarray, zarr, zarr2, zarrista, zarrs
 
     return (
         *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
         *(zarrista.PROBE, fsspec.PROBE, s3fs.S3FS, s3fs.AIOBOTOCORE, s3fs.AIOHTTP),
+        *(xarray.XARRAY, xarray.DASK, h5py.PROBE, tensorstore.PROBE),
     )
 
 

@@ -31,9 +31,9 @@ def stand_in(plan: Plan, original: Any) -> FunctionType:
     if inspect.iscoroutinefunction(original):
         made = inspect.markcoroutinefunction(_awaited(plan, original))
     elif inspect.isasyncgenfunction(original):
-        made = _stepping(plan, original, _with_span(plan, _async_generator(plan.name)))
+        made = _stepping(plan, original, _with_span(plan, _as_it_was_called(_async_generator(plan.name), original)))
     elif inspect.isgeneratorfunction(original):
-        made = _stepping(plan, original, _with_span(plan, named(_steps_of_generator, plan.name)))
+        made = _stepping(plan, original, _with_span(plan, _as_it_was_called(named(_steps_of_generator, plan.name), original)))
     elif type(original) is FunctionType and not hasattr(original, "__wrapped__"):
         made = named(_plain(plan, original), plan.name)
     else:
@@ -91,8 +91,8 @@ def _awaited(plan: Plan, original: Callable[..., Any]) -> FunctionType:
     """For a coroutine function: a :class:`Span` and :func:`_steps_of_coroutine` written out, since it is nearly as frequent."""
     _, site, before, after, _, _ = plan
 
-    def steps(inner: Any, args: Any, kwargs: Any, caller: int) -> Generator[Any, Any, Any]:
-        mark, state = recorder.mark, threads.state
+    def steps(unstarted: _Unstarted, args: Any, kwargs: Any, caller: int) -> Generator[Any, Any, Any]:
+        inner, mark, state = unstarted.take(), recorder.mark, threads.state
         if mark is None:
             return (yield from inner)
         around = parent_span.get()
@@ -151,7 +151,7 @@ def _awaited(plan: Plan, original: Callable[..., Any]) -> FunctionType:
             after(span, result)
         return result
 
-    return _stepping(plan, original, named(steps, plan.name, coroutine=True))
+    return _stepping(plan, original, _as_it_was_called(named(steps, plan.name, coroutine=True), original))
 
 
 def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> FunctionType:
@@ -161,13 +161,37 @@ def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any])
         inner = original(*args, **kwargs)
         if recorder.mark is None or threads.state.busy:
             return inner
-        return run(inner, args, kwargs, parent_span.get())
+        return run(_Unstarted(inner), args, kwargs, parent_span.get())
 
     return named(call, plan.name)
 
 
+class _Unstarted:
+    """Holds a coroutine until its first step. One that is dropped or closed before that says so once, and not for the original too."""
+
+    __slots__ = ("_inner",)
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def take(self) -> Any:
+        inner, self._inner = self._inner, None
+        return inner
+
+    def __del__(self) -> None:
+        if inspect.iscoroutine(self._inner):
+            self._inner.close()
+
+
 def _with_span(plan: Plan, run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda inner, args, kwargs, _caller: run(inner, Span(plan, args, kwargs))
+    return lambda unstarted, args, kwargs, _caller: run(unstarted, Span(plan, args, kwargs))
+
+
+def _as_it_was_called(function: FunctionType, original: Any) -> FunctionType:
+    """``function``, whose coroutines or generators go by the name of the original's."""
+    function.__name__ = getattr(original, "__name__", function.__name__)
+    function.__qualname__ = getattr(original, "__qualname__", function.__qualname__)
+    return function
 
 
 def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -188,11 +212,11 @@ def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) 
             span.result(result)
             return result
         span.pause()
-        if asyncio.isfuture(result):
+        if hasattr(result, "add_done_callback"):
             result.add_done_callback(_Done(span))
             return result
         if isinstance(result, Coroutine):
-            return run(result, span)
+            return run(_Unstarted(result), span)
         return _Followed(result, span, run)
 
     return call
@@ -207,11 +231,12 @@ def _coroutine(name: str) -> FunctionType:
     return named(_steps_of_coroutine, name, coroutine=True)
 
 
-def _steps_of_coroutine(inner: Any, span: Span, last: bool = True) -> Generator[Any, Any, Any]:
-    """Take ``inner`` (a coroutine, or what ``asend`` returns) through its steps, with all that is sent and thrown passed on as it is.
+def _steps_of_coroutine(unstarted: _Unstarted, span: Span, last: bool = True) -> Generator[Any, Any, Any]:
+    """Take a coroutine, or what ``asend`` returns, through its steps, with all that is sent and thrown passed on as it is.
 
     ``last`` closes the span with the last step.
     """
+    inner = unstarted.take()
     sent: list[Any] = [None]
     thrown: list[BaseException] = []
     error = 1
@@ -223,6 +248,9 @@ def _steps_of_coroutine(inner: Any, span: Span, last: bool = True) -> Generator[
             except StopIteration as stop:
                 result = [stop.value]
                 break
+            except StopAsyncIteration:
+                error, last = 0, True
+                raise
             span.suspend()
             try:
                 sent = [(yield waits_for.pop())]
@@ -243,7 +271,8 @@ def _steps_of_coroutine(inner: Any, span: Span, last: bool = True) -> Generator[
     return result.pop()
 
 
-def _steps_of_generator(inner: Any, span: Span) -> Generator[Any, Any, Any]:
+def _steps_of_generator(unstarted: _Unstarted, span: Span) -> Generator[Any, Any, Any]:
+    inner = unstarted.take()
     sent: list[Any] = [None]
     thrown: list[BaseException] = []
     error = 1
@@ -273,20 +302,21 @@ def _steps_of_generator(inner: Any, span: Span) -> Generator[Any, Any, Any]:
 def _async_generator(name: str) -> FunctionType:
     step = _coroutine(name)
 
-    async def generate(inner: Any, span: Span) -> AsyncGenerator[Any, Any]:
+    async def generate(unstarted: _Unstarted, span: Span) -> AsyncGenerator[Any, Any]:
+        inner = unstarted.take()
         sent: list[Any] = [None]
         thrown: list[BaseException] = []
         while True:
             asked = inner.athrow(thrown.pop()) if thrown else inner.asend(sent.pop())
             try:
-                items = [await step(asked, span, last=False)]
+                items = [await step(_Unstarted(asked), span, last=False)]
             except StopAsyncIteration:
                 return
             span.result(items[0])
             try:
                 sent = [(yield items.pop())]
             except GeneratorExit:
-                await step(inner.aclose(), span)
+                await step(_Unstarted(inner.aclose()), span)
                 raise
             except BaseException as exception:
                 thrown = [_without_own_frame(exception)]
@@ -295,15 +325,16 @@ def _async_generator(name: str) -> FunctionType:
 
 
 class _Done:
-    """Closes a span when a future is done, without touching what the future says of an exception that nobody fetched."""
+    """Closes a span when a future is done, one of asyncio's without telling it that its exception was fetched."""
 
     __slots__ = ("_span",)
 
     def __init__(self, span: Span) -> None:
         self._span = span
 
-    def __call__(self, future: asyncio.Future[Any]) -> None:
-        failed = future.cancelled() or getattr(future, "_exception", None) is not None
+    def __call__(self, future: Any) -> None:
+        error = future._exception if hasattr(future, "_exception") else None if future.cancelled() else future.exception()
+        failed = future.cancelled() or error is not None
         self._span.finish_elsewhere(int(failed))
         if not failed:
             self._span.result(future.result())
@@ -320,7 +351,7 @@ class _Followed:
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._copytrace:
             return self._inner.__await__()
-        steps: Generator[Any, Any, Any] = self._run(_awaiting(self._inner), self._copytrace.pop()).__await__()
+        steps: Generator[Any, Any, Any] = self._run(_Unstarted(_awaiting(self._inner)), self._copytrace.pop()).__await__()
         return steps
 
     def __getattr__(self, name: str) -> Any:

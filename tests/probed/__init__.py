@@ -1,0 +1,1 @@
+"""A small library with every form of callable that a site can be on."""
