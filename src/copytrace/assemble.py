@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,8 @@ from copytrace.allocations import Segment
 from copytrace.errors import CopytraceError
 from copytrace.frames import native_frame
 from copytrace.layers import layer_of_module
-from copytrace.model import ProbeStatus, Trace, Transfers
+from copytrace.model import ProbeStatus, SiteInfo, Trace, Transfers
+from copytrace.places import relative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,7 +70,7 @@ def assemble(
         spans=spans,
         seen=seen,
         marks=marks,
-        sites=sites,
+        sites=tuple(_placed(site) for site in sites),
         attributes=attributes,
         allocations=blocks,
         transfers=moved,
@@ -79,6 +82,23 @@ def assemble(
         min_bytes=min_bytes,
         complete=complete,
     )
+
+
+def _placed(site: SiteInfo) -> SiteInfo:
+    """A site with the file and line of its definition, while its library is at hand."""
+    parts = site.name.split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        found: Any = sys.modules.get(".".join(parts[:size]))
+        if found is None:
+            continue
+        for name in parts[size:]:
+            found = inspect.getattr_static(found, name, None)
+            found = getattr(found, "__func__", found)
+        code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
+        if code is not None:
+            return replace(site, file=relative(code.co_filename)[0], line=code.co_firstlineno)
+        break
+    return site
 
 
 def _with_layers(description: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from copytrace import flow, inference, lookup, operations
 from copytrace.allocations import OWN_STACK
-from copytrace.layers import CARRIERS, layer_of_module, layer_of_native, project_of
+from copytrace.layers import project_of
 from copytrace.model import (
     COPY_KINDS,
     DESTINATION,
@@ -20,15 +20,13 @@ from copytrace.model import (
     OUTPUT,
     Buffer,
     Coverage,
-    Frame,
     LayerTotal,
     Path,
     ReportData,
     SiteRef,
     Step,
 )
-from copytrace.naming import Name, by_stack, callers, imports, is_rust, reference
-from copytrace.native import crate_of
+from copytrace.naming import UNKNOWN, Name, Namer, imports, reference
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -38,16 +36,11 @@ if TYPE_CHECKING:
     from copytrace.flow import Edge
     from copytrace.lookup import Region
     from copytrace.model import Trace
-    from copytrace.operations import Operation, SpanView
-
-IO = -1
-"""The kernel's end of a fetch or flush."""
+    from copytrace.operations import Operation
 
 _RAW_CODECS = frozenset(
     {"bytes", "transpose", "sharding", "sharding_indexed", "crc32c", "vlen-utf8", "vlen-bytes", "endian"}
 )
-_OWNING_STORES = ("MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "ObjectStore(MemoryStore)")
-_UNKNOWN = "(unknown)"
 
 
 def attribute(trace: Trace) -> ReportData:
@@ -91,14 +84,10 @@ class _Attribution:
         self.located = located
         self.flow = moved
         self.versions: Mapping[str, str] = trace.environment.get("packages", {})
-        self.callers = trace.transfers.callers
+        self.namer = Namer(trace, ops, located, moved.edges)
         self.clock_sequence, self.clock_time = _clock(trace)
-        self.library_of_operation: dict[int, str] = {}
         self.row_operation = self._row_operations()
-        self.on_path_bytes = 0
-        self.named_bytes = 0
         self.used: set[int] = set()
-        self.names: dict[tuple[int, str], Name | None] = {}
 
     # --- which rows belong to which operation
 
@@ -148,7 +137,7 @@ class _Attribution:
         alive, owners = self._high_water(rows, roles, group)
         groups = self._buffers(edges, roles, group, rows)
         group_of = {region: g for g in groups for region in g.regions}
-        peak_of: Counter[str] = Counter()
+        peak_of: Counter[str | None] = Counter()
         extra_peak = 0
         extra_rows = 0
         for row in alive:
@@ -222,7 +211,7 @@ class _Attribution:
         kept, touched = [], set(anchors)
         for edge in edges:
             ends = [region for region in (edge.source, edge.destination) if region is not None]
-            if edge.mover or id(edge) in taken or any(find(region) in reached for region in ends):
+            if edge.mover or edge.held or id(edge) in taken or any(find(region) in reached for region in ends):
                 kept.append(edge)
                 touched.update(ends)
         roles = {}
@@ -306,9 +295,13 @@ class _Attribution:
     ) -> list[_Group]:
         """The buffers of a path in the order in which bytes first reached or left them, temporaries last."""
         groups: dict[tuple[str, str, str], _Group] = {}
+        added: set[int] = set()
 
         def add(region: Region, role: str) -> None:
-            name = self._name_region(region, group[0].root.id)
+            if region.id in added:
+                return
+            added.add(region.id)
+            name = self.namer.region(region, group[0].root.id)
             frame = name.frame if name else None
             label = self._label(region, role, name)
             key = (role, label, frame.function if frame else "")
@@ -316,10 +309,9 @@ class _Attribution:
             if found is None:
                 site = reference(frame, self.versions) if frame else SiteRef("")
                 found = groups[key] = _Group(f"b{len(groups) + 1}", role, label, name.layer if name else "", site)
-            if region.id not in found.regions:
-                found.regions.add(region.id)
-                found.bytes += region.nbytes
-                found.pieces += 1
+            found.regions.add(region.id)
+            found.bytes += region.nbytes
+            found.pieces += 1
 
         for edge in edges:
             for end in (edge.source, edge.destination):
@@ -347,40 +339,6 @@ class _Attribution:
         text = f"{name.primitive} < {inner}" if name.primitive and name.primitive != inner else inner
         return f"{text} < {beneath.function}" if beneath and text == inner else text
 
-    def _name_region(self, region: Region, operation: int) -> Name | None:
-        if not region.rows:
-            return None
-        library = self._library(operation)
-        key = (region.stack, library)
-        if key not in self.names:
-            stack = self.trace.allocations.stacks[region.stack]
-            name = by_stack(stack, library)
-            if name is None:
-                frame = next((frame for frame in stack if is_rust(frame)), None)
-                name = Name(library, frame, "", ()) if frame and library else None
-            self.names[key] = name
-        return self.names[key]
-
-    def _library(self, operation: int) -> str:
-        """The native library at work in an operation, for frames of crates that several libraries are built from."""
-        if operation not in self.library_of_operation:
-            votes: Counter[str] = Counter()
-            for edge in self.flow.edges:
-                if edge.operation == operation and edge.caller >= 0 and self.callers[edge.caller].layer:
-                    votes[self.callers[edge.caller].layer] += edge.nbytes
-            if not votes:
-                stack = [operation] if operation in self.ops.spans else []
-                while stack:
-                    span = self.ops.spans[stack.pop()]
-                    stack += span.children
-                    layer = layer_of_native("", "", f"_{span.site.library}") or layer_of_native(
-                        "", "", span.site.library
-                    )
-                    if layer:
-                        votes[layer] += 1
-            self.library_of_operation[operation] = votes.most_common(1)[0][0] if votes else ""
-        return self.library_of_operation[operation]
-
     # --- steps
 
     def _steps(
@@ -388,27 +346,25 @@ class _Attribution:
         edges: Iterable[Edge],
         group_of: Mapping[int, _Group],
         payload: int,
-        peak_of: Mapping[str, int],
+        peak_of: Counter[str | None],
     ) -> list[Step]:
-        merged: dict[tuple[Any, ...], list[Edge]] = {}
-        named: dict[tuple[Any, ...], Name] = {}
+        merged: dict[tuple[str, str | None, str | None, int], list[Edge]] = {}
+        named: dict[tuple[str, str | None, str | None, int], Name] = {}
+        known: dict[tuple[str, str, str], int] = {}
         for edge in edges:
-            name = self._name_edge(edge)
+            name = self.namer.edge(edge)
+            called = known.setdefault(
+                (name.layer, name.frame.function, name.primitive if edge.mover else ""), len(known)
+            )
             source = group_of[edge.source].id if edge.source is not None else None
             destination = group_of[edge.destination].id if edge.destination is not None else None
-            key = (
-                edge.kind,
-                source,
-                destination,
-                name.layer,
-                name.frame.function,
-                name.primitive if edge.mover else "",
-            )
+            key = (edge.kind, source, destination, called)
             merged.setdefault(key, []).append(edge)
             named.setdefault(key, name)
+        extra = {group.id for group in group_of.values() if group.role == "extra"}
         steps = []
         for key, same in merged.items():
-            kind, source, destination, layer, _, _ = key
+            kind, source, destination, _ = key
             name = named[key]
             total = sum(edge.nbytes for edge in same)
             if total < self.trace.min_bytes:
@@ -421,129 +377,36 @@ class _Attribution:
                     kind=kind,
                     source=source,
                     destination=destination,
-                    layer=layer,
-                    project=project_of(layer),
+                    layer=name.layer,
+                    project=project_of(name.layer),
                     site=reference(name.frame, self.versions),
                     primitive=name.primitive,
                     called_from=tuple(reference(frame, self.versions) for frame in name.callers),
                     count=sum(edge.count for edge in same),
                     bytes=total,
                     ratio=_ratio(total, payload),
-                    at_peak_bytes=peak_of.get(destination, 0)
-                    if destination and self._is_extra(destination, group_of)
-                    else 0,
+                    at_peak_bytes=peak_of[destination] if destination in extra else 0,
                     held_ms=self._held(same),
                     evidence=_weakest(edge.evidence for edge in same),
                 )
             )
         return steps
 
-    @staticmethod
-    def _is_extra(identity: str, group_of: Mapping[int, _Group]) -> bool:
-        return any(group.id == identity and group.role == "extra" for group in group_of.values())
-
-    def _name_edge(self, edge: Edge) -> Name:
-        into = self.located.regions[edge.destination] if edge.destination is not None else None
-        out = self.located.regions[edge.source] if edge.source is not None else None
-        memory = out if edge.kind == "flush" else into
-        if edge.mover:
-            return self._name_mover(edge, into)
-        caller = self.callers[edge.caller] if edge.caller >= 0 else None
-        if caller is not None and caller.layer:
-            if crate_of(caller.function) == "" or is_rust(caller):
-                frame = caller
-            else:
-                stack = self.trace.allocations.stacks[memory.stack] if memory and memory.rows else ()
-                frame = next((f for f in stack if is_rust(f)), caller)
-            return Name(caller.layer, frame, "", self._span_callers(edge.span, edge.operation))
-        primitive = caller.function if caller else "realloc"
-        span = self.ops.spans.get(edge.span)
-        fresh = into is not None and into.rows and edge.kind != "flush" and self._fresh(into, edge)
-        if fresh and into is not None:
-            name = self._name_region(into, edge.operation)
-            if name is not None:
-                return name._replace(primitive=name.primitive or primitive)
-        if span is not None:
-            return self._name_span(span, primitive)
-        name = self._name_region(memory, edge.operation) if memory else None
-        if name is not None:
-            return name
-        stack = self.trace.allocations.stacks[memory.stack] if memory and memory.rows else ()
-        ordered = next((frame for frame in stack if not frame.native), caller)
-        return Name("", ordered or Frame(_UNKNOWN, "", 0), primitive, ())
-
-    def _fresh(self, region: Region, edge: Edge) -> bool:
-        """Whether the block was allocated for this very move: by the span that made it, or since the last mark."""
-        return region.span == edge.span or edge.kind == "fetch" or (not edge.span and not region.span)
-
-    def _name_mover(self, edge: Edge, into: Region | None) -> Name:
-        span = self.ops.spans[edge.span]
-        name = self._name_span(span, span.site.primitive)
-        if into is None or not into.rows or edge.kind == "scatter":
-            return name
-        stack = self.trace.allocations.stacks[into.stack]
-        if span.attributes.get("caller"):
-            return name._replace(callers=_callers_of(name.frame, stack) or name.callers)
-        function = span.site.name.rsplit(".", 1)[-1]
-        for depth, frame in enumerate(stack):
-            if not frame.native and frame.function.rsplit(".", 1)[-1] == function:
-                by_frame = by_stack(stack[depth:])
-                if by_frame is not None:
-                    return by_frame._replace(
-                        frame=frame, primitive=name.primitive or (stack[0].function if depth else "")
-                    )
-        if edge.kind in ("encode", "decode"):
-            chain = callers(stack)
-            return name._replace(callers=chain or name.callers)
-        return name
-
-    def _name_span(self, span: SpanView, primitive: str) -> Name:
-        frame = _site_frame(span)
-        chain = callers(
-            (
-                *(_caller_frame(caller) for caller in span.attributes.get("called_from", ())),
-                *self._span_callers(span.parent, span.operation),
-            )
-        )
-        if span.by_hand and chain:
-            frame, *beneath = chain
-            return Name(frame.layer, frame, primitive, tuple(beneath))
-        layer = frame.layer
-        if span.attributes.get("caller"):
-            return Name(layer, frame, span.site.primitive or span.site.name, chain)
-        if frame.function in CARRIERS and chain:
-            layer = chain[0].layer
-        return Name(layer, frame, primitive, chain)
-
-    def _span_callers(self, number: int, operation: int) -> tuple[Frame, ...]:
-        frames = []
-        span = self.ops.spans.get(number)
-        while span is not None:
-            frames.append(_site_frame(span))
-            frames += [_caller_frame(caller) for caller in span.attributes.get("called_from", ())]
-            if span.id == operation:
-                break
-            span = self.ops.spans.get(span.parent)
-        return callers(frames)
-
     def _held(self, edges: Sequence[Edge]) -> float | None:
         """Milliseconds for which the longest-lived destination was kept, None when it outlived the session or is not
         known.
         """
         blocks = self.trace.allocations
-        longest = None
-        for edge in edges:
-            if edge.destination is None or not self.located.regions[edge.destination].rows:
-                return None
-            rows = self.located.regions[edge.destination].rows
-            if int(blocks.died[rows[-1]]) >= blocks.records or not len(self.clock_sequence):
-                return None
-            ends = np.interp(
-                [int(blocks.enter[rows[0]]), int(blocks.leave[rows[-1]])], self.clock_sequence, self.clock_time
-            )
-            held = float(ends[1] - ends[0]) / 1e6
-            longest = held if longest is None else max(longest, held)
-        return None if longest is None else round(longest, 3)
+        rows = [self.located.regions[edge.destination].rows for edge in edges if edge.destination is not None]
+        if len(rows) < len(edges) or not all(rows) or not len(self.clock_sequence):
+            return None
+        first = np.array([of_region[0] for of_region in rows])
+        last = np.array([of_region[-1] for of_region in rows])
+        if (blocks.died[last] >= blocks.records).any():
+            return None
+        begun = np.interp(blocks.enter[first], self.clock_sequence, self.clock_time)
+        ended = np.interp(blocks.leave[last], self.clock_sequence, self.clock_time)
+        return round(float((ended - begun).max()) / 1e6, 3)
 
     # --- judgement
 
@@ -554,8 +417,8 @@ class _Attribution:
         compressed = bool(transforms) or any(codec.split("(", 1)[0] not in _RAW_CODECS for codec in op.codecs)
         best = 1 if compressed or converts else 0
         needed = transforms[:1] or converts[:1]
-        owned = [s for s in steps if s.kind in COPY_KINDS and op.direction == "write" and op.store in _OWNING_STORES]
-        required = owned[-1:]
+        last = [step for step in steps if step.kind in COPY_KINDS and op.direction == "write"][-1:]
+        required = [step for step in last if _is_owned(step, op.store)]
         judged = []
         for step in steps:
             if step.kind not in COPY_KINDS:
@@ -580,9 +443,8 @@ class _Attribution:
         weight = sum(w for _, w in moved)
         notes = list(trace.notes)
         if not trace.transfers.recorded:
-            notes.append(
-                f"moves were not recorded ({trace.transfers.reason or 'switched off'}): copies are inferred from probes and allocations"
-            )
+            reason = trace.transfers.reason or "switched off"
+            notes.append(f"moves were not recorded ({reason}): copies are inferred from probes and allocations")
         if not trace.allocations.recorded:
             notes.append(
                 f"allocations were not recorded ({trace.allocations.reason}): nothing is known of memory held at peak"
@@ -605,25 +467,10 @@ class _Attribution:
         )
 
 
-def _site_frame(span: SpanView) -> Frame:
-    """A span's site as a frame: what was called, or for a primitive the line that called it."""
-    if span.attributes.get("caller"):
-        return _caller_frame([span.attributes[name] for name in ("caller", "file", "line", "layer")])
-    return Frame(span.site.name, "", 0, layer=layer_of_module(span.site.name))
-
-
-def _callers_of(frame: Frame, stack: Sequence[Frame]) -> tuple[Frame, ...]:
-    """Who called the function of ``frame``, by the stack of what was allocated in it."""
-    function = frame.function.rsplit(".", 1)[-1]
-    for depth, below in enumerate(stack):
-        if not below.native and below.function.rsplit(".", 1)[-1] == function:
-            return callers(stack[depth + 1 :])
-    return ()
-
-
-def _caller_frame(caller: Sequence[Any]) -> Frame:
-    function, file, line, layer = caller
-    return Frame(str(function), str(file), int(line), layer=str(layer))
+def _is_owned(last: Step, store: str) -> bool:
+    """Whether a write's last copy made the bytes that its store keeps in memory."""
+    by = (last.site, *last.called_from[:1])
+    return operations.keeps_in_memory(store) or any(operations.keeps_in_memory("", site.function) for site in by)
 
 
 def _clock(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -651,7 +498,7 @@ def _layer_totals(paths: Sequence[Path]) -> tuple[LayerTotal, ...]:
             if step.kind in IO_KINDS:
                 continue
             entry = totals.setdefault(
-                (step.layer or _UNKNOWN, step.project), {"copies": Counter(), "bytes": 0, "count": 0}
+                (step.layer or UNKNOWN, step.project), {"copies": Counter(), "bytes": 0, "count": 0}
             )
             entry["copies"][path.label] += step.ratio or 0.0
             entry["bytes"] += step.bytes

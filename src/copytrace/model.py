@@ -111,6 +111,8 @@ class SiteInfo:
     kind: str
     direction: str = ""
     primitive: str = ""
+    file: str = ""
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from copytrace.model import SiteInfo, Trace
 
 METADATA_KEYS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+_CALLERS = {"caller", "called_from"}
+_IN_MEMORY = frozenset({"MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "MemoryFileSystem"})
 _ROOTS = frozenset({"request", "encode", "decode"})
 
 
@@ -26,7 +28,11 @@ def is_metadata(attributes: Mapping[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class SpanView:
-    """One span with its place in the tree. ``operation`` is the id of the operation's span, 0 for none."""
+    """One span with its place in the tree.
+
+    ``operation`` is the id of the operation's span, 0 for none. Spans of one ``chain`` were reached through the same
+    sites and callers.
+    """
 
     id: int
     parent: int
@@ -40,6 +46,7 @@ class SpanView:
     payload: int
     error: bool
     operation: int = 0
+    chain: int = 0
     children: list[int] = field(default_factory=list)
 
     @property
@@ -81,7 +88,9 @@ class Operations:
 def group(trace: Trace) -> Operations:
     """Find the operations of a trace. Spans below none of them (metadata, code of the user's own) have ``operation`` 0."""
     spans: dict[int, SpanView] = {}
-    for row in sorted(trace.spans.tolist()):
+    chains: dict[tuple[int, int, int], int] = {}
+    about_callers = [number if _CALLERS & a.keys() else -1 for number, a in enumerate(trace.attributes)]
+    for row in trace.spans.tolist():
         number, parent, site, attributes, thread, enter, leave, started, ended, payload, error = row
         spans[number] = SpanView(
             number,
@@ -96,14 +105,16 @@ def group(trace: Trace) -> Operations:
             payload,
             bool(error),
         )
+        above = spans.get(parent)
+        place = (above.chain if above else 0, site, about_callers[attributes])
+        spans[number].chain = chains.setdefault(place, len(chains) + 1)
     for span in spans.values():
         above = spans.get(span.parent)
         if above is not None:
             above.children.append(span.id)
-            if above.operation:
-                span.operation = above.operation
-                continue
-        if span.site.kind == "operation":
+        if above is not None and above.operation:
+            span.operation = above.operation
+        elif span.site.kind == "operation":
             span.operation = span.id
     _adopt_lone_roots(spans)
     seen: Counter[tuple[int, int]] = Counter()
@@ -180,9 +191,7 @@ def _has_request_above(span: SpanView, spans: dict[int, SpanView]) -> bool:
     return False
 
 
-def _payload(
-    root: SpanView, inside: list[SpanView], spans: dict[int, SpanView], seen: Counter[tuple[int, int]]
-) -> int:
+def _payload(root: SpanView, inside: list[SpanView], spans: dict[int, SpanView], seen: Counter[tuple[int, int]]) -> int:
     """Bytes of the region: what the root says, or the sum over the operations directly below that say it.
 
     For a codec or a store called by itself, and where nobody says it, the bytes that it was handed or gave out.
@@ -203,6 +212,12 @@ def _payload(
         if above is root:
             total += span.payload
     return total or shown
+
+
+def keeps_in_memory(store: str, function: str = "") -> bool:
+    """Whether a store (``LoggingStore(MemoryStore)``), or the one that ``function`` is of, owns its bytes in memory."""
+    innermost = store.rstrip(")").rsplit("(", 1)[-1]
+    return innermost in _IN_MEMORY or ("zarr.storage." in function and not _IN_MEMORY.isdisjoint(function.split(".")))
 
 
 def is_mover(span: SpanView) -> bool:
