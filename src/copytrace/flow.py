@@ -35,7 +35,8 @@ class Edge:
 
     ``operation`` and ``span`` are span ids, 0 for none. ``caller`` is an index into the transfers' callers, -1 when
     no native function is known. ``mover`` says that the span's site is what moved the bytes. ``observed`` are the
-    bytes that the hook saw of it.
+    bytes that the hook saw of it. ``held`` says that nothing but the memory that
+    held the bytes tells of it.
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Edge:
     mover: bool
     evidence: str
     observed: int = 0
+    held: bool = False
 
 
 @dataclass(slots=True)
@@ -327,7 +329,9 @@ class _Builder:
     def _unowned(self, number: int, operation: int) -> bool:
         """Whether a block was allocated outside all spans for ``operation``: by a native thread or an event loop."""
         region = self.located.regions[number]
-        return bool(region.rows) and not region.span and (region.native or self._is_open(operation, region.enter))
+        root = self.spans[operation]
+        ended = not region.native and region.enter >= root.exit
+        return bool(region.rows) and not region.span and region.enter >= root.enter and not ended
 
     def _sources(self) -> dict[int, list[tuple[int, int, int]]]:
         """Region -> (enter, exit, operation) of the operations that were handed it."""

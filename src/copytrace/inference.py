@@ -10,18 +10,18 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from copytrace.flow import Edge
+from copytrace.layers import layer_of_module
 from copytrace.model import INPUT, OUTPUT
+from copytrace.operations import keeps_in_memory
 
 if TYPE_CHECKING:
     from copytrace.flow import Flow
     from copytrace.lookup import Located, Region
     from copytrace.model import Trace
-    from copytrace.operations import Operation, Operations
+    from copytrace.operations import Operation, Operations, SpanView
 
 _SHARE = 0.5
 """Share of an operation's payload that a family of buffers must hold to stand for a movement of it."""
-
-_IN_MEMORY = ("MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "ObjectStore(MemoryStore)")
 
 
 def complete(trace: Trace, operations: Operations, located: Located, flow: Flow) -> None:
@@ -55,38 +55,52 @@ def _adopt_native(trace: Trace, operations: Operations, located: Located, flow: 
 
 
 def _requests(operation: Operation, operations: Operations, located: Located, flow: Flow) -> list[Edge]:
-    """A fetch for what a store gave out, a flush for what it was given, unless it keeps its bytes in memory."""
-    if operation.store in _IN_MEMORY:
-        return []
-    edges = []
-    stack = [operation.root.id]
-    while stack:
-        span = operations.spans[stack.pop()]
-        if span.site.kind != "request" or span.is_metadata:
-            stack += span.children
-            continue
-        role = INPUT if span.site.direction == "write" else OUTPUT
-        for sighting in located.sightings.get(span.id, ()):
-            if sighting.role != role or sighting.region is None or span.error:
-                continue
-            if role == OUTPUT and flow.operation_of[sighting.region] != operation.root.id:
-                continue
-            edges.append(
-                Edge(
-                    kind="fetch" if role == OUTPUT else "flush",
-                    source=sighting.region if role == INPUT else None,
-                    destination=sighting.region if role == OUTPUT else None,
-                    nbytes=sighting.nbytes,
-                    count=1,
-                    sequence=span.exit if role == OUTPUT else span.enter,
-                    operation=operation.root.id,
-                    span=span.id,
-                    caller=-1,
-                    mover=False,
-                    evidence="call",
-                )
-            )
+    """A fetch for what the innermost store gave out, a flush for what it was given, unless it keeps its bytes in
+    memory or is the user's own and may do so.
+    """
+    edges: list[Edge] = []
+
+    def settle(span: SpanView) -> bool:
+        """Whether it is known of the bytes of this request, or of one beneath it, where they went."""
+        beneath = [settle(operations.spans[child]) for child in span.children]
+        if any(beneath):
+            return True
+        if span.site.kind != "request" or span.is_metadata or span.error:
+            return False
+        if keeps_in_memory(str(span.attributes.get("store", "")), span.site.name):
+            return True
+        if layer_of_module(span.site.name) == "user":
+            return False
+        found = _request(span, operation, located, flow)
+        edges.extend(found)
+        return bool(found)
+
+    settle(operation.root)
     return edges
+
+
+def _request(span: SpanView, operation: Operation, located: Located, flow: Flow) -> list[Edge]:
+    fetches = span.site.direction != "write"
+    role = OUTPUT if fetches else INPUT
+    return [
+        Edge(
+            kind="fetch" if fetches else "flush",
+            source=None if fetches else seen.region,
+            destination=seen.region if fetches else None,
+            nbytes=seen.nbytes,
+            count=1,
+            sequence=span.exit,
+            operation=operation.root.id,
+            span=span.id,
+            caller=-1,
+            mover=False,
+            evidence="call",
+        )
+        for seen in located.sightings.get(span.id, ())
+        if seen.role == role
+        and seen.region is not None
+        and not (fetches and flow.operation_of[seen.region] != operation.root.id)
+    ]
 
 
 def _families(
@@ -128,6 +142,7 @@ def _families(
                 caller=-1,
                 mover=False,
                 evidence="inferred" if doubtful else "native" if native else "stack",
+                held=True,
             )
             for region in family
         ]

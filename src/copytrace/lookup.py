@@ -211,7 +211,12 @@ def locate(trace: Trace) -> Located:
 
 
 def _threshold(trace: Trace) -> int:
-    """Bytes from which a block can be an end of a transfer or of a buffer that was seen, or become one by realloc."""
+    """Bytes from which a block can be an end of a transfer or of a buffer that was seen, or become one by realloc.
+
+    Where transfers are inferred, any block may be a piece of the payload.
+    """
+    if not trace.transfers.recorded:
+        return SMALLEST
     extents = trace.seen["extent"][(trace.seen["extent"] >= SMALLEST) & ~_of_metadata(trace)]
     smallest = [int(column.min()) for column in (trace.transfers.rows["nbytes"], extents) if len(column)]
     return max(SMALLEST, min(smallest, default=SMALLEST) // 2)

@@ -55,6 +55,7 @@ _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 
 _MANGLED = re.compile(r"_Z|_R[A-Z]")
 _OLD_RUST = re.compile(r"_ZN.*17h[0-9a-f]{16}E")
+_TAKEN_FOR_CPP = re.compile(r"[\w.$:]+::h[0-9a-f]{16}$")
 _SUFFIX = re.compile(r"\.(?:llvm|cold|part|isra|constprop|lto_priv|localalias|\d).*$")
 _CLOSURE = re.compile(r"(?:::)?\{\{?(?:closure|shim|vtable|reify)[^}]*\}?\}")
 _PLAIN_TYPE = re.compile(r"^<([\w:]+)>(?=::)")
@@ -131,7 +132,12 @@ def symbols_of(path: str, size: int, modified: int) -> Symbols:
 
 @cache
 def demangle(symbol: str) -> str:
-    """The source name of a Rust or C++ symbol, with all its generic arguments; any other symbol as it is."""
+    """The source name of a Rust or C++ symbol, with all its generic arguments; any other symbol as it is.
+
+    memray takes old Rust names for C++ and leaves their escapes and their hash; those are read as well.
+    """
+    if _TAKEN_FOR_CPP.match(symbol):
+        symbol = f"_ZN{''.join(f'{len(part)}{part}' for part in symbol.split('::'))}E"
     if not _MANGLED.match(symbol):
         return symbol
     import demangle as demangler
