@@ -7,10 +7,13 @@ of their caller.
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
+
+from copytrace.places import imported_as, loaded_from, relative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,6 +43,7 @@ MODULE_LAYERS = {
     "wrapt": "",
     "memray": "",
     "asyncio": "",
+    "uvloop": "",
 }
 """Longest dotted prefix wins; a module that none fits has the layer of its top-level package."""
 
@@ -140,11 +144,22 @@ def layer_of_native(function: str, crate: str, library: str) -> str:
     if crate and not _TOKIO_AND_STD.match(crate):
         layer = CRATE_LAYERS.get(crate)
         if layer is not None:
-            return layer or LIBRARY_LAYERS.get(library.split(".", 1)[0], "")
+            return layer or layer_of_library(library)
+    return layer_of_library(library)
+
+
+@cache
+def layer_of_library(library: str) -> str:
+    """The layer of a shared object, by the table or by the package that it was loaded from."""
     stem = library.split(".", 1)[0]
-    if not stem or stem == "<unknown>":
+    if stem in LIBRARY_LAYERS or not stem or stem == "<unknown>":
+        return LIBRARY_LAYERS.get(stem, "")
+    path = loaded_from(library)
+    name, kind = relative(path)
+    if not path or kind == "standard":
         return ""
-    return LIBRARY_LAYERS.get(stem, "")
+    module = imported_as(path) or name.split(os.sep, 1)[0].removesuffix(".libs")
+    return layer_of_module(module, kind) if kind == "installed" or imported_as(path) else ""
 
 
 @cache

@@ -43,6 +43,22 @@ def imported_as(file: str) -> str | None:
     return _modules(len(sys.modules)).get(file)
 
 
+@lru_cache(maxsize=1)
+def _loaded(modules: int) -> dict[str, str]:
+    """Base name -> path of the shared objects that are loaded; without ``/proc``, of the imported extension modules."""
+    try:
+        lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+        paths = {line.split(None, 5)[5] for line in lines if ".so" in line}
+    except (OSError, IndexError):
+        paths = set(_modules(modules))
+    return {os.path.basename(path): path for path in paths}
+
+
+def loaded_from(library: str) -> str:
+    """The path of a loaded shared object by its base name, empty when it is not loaded."""
+    return _loaded(len(sys.modules)).get(library, "")
+
+
 @cache
 def relative(file: str) -> tuple[str, str]:
     """A file's name without this machine, and what it is: ``installed``, ``standard``, ``own`` or ``user``."""
