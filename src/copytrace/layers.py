@@ -105,8 +105,13 @@ def project_of(layer: str) -> str:
 
 
 @cache
-def _distributions() -> Mapping[str, list[str]]:
-    return metadata.packages_distributions()
+def _distribution(package: str, kind: str) -> str:
+    """The distribution that a top-level package comes from, empty when there is none; most have its name."""
+    try:
+        return metadata.distribution(package).name
+    except (metadata.PackageNotFoundError, ValueError):
+        found = metadata.packages_distributions().get(package, []) if kind == "installed" else []
+        return found[0] if found else ""
 
 
 @cache
@@ -123,10 +128,7 @@ def layer_of_module(name: str, kind: str = "") -> str:
             return layer
     if parts[0] == "__main__":
         return "user"
-    distributions = _distributions().get(parts[0])
-    if distributions:
-        return distributions[0]
-    return parts[0] if kind == "installed" else "user"
+    return _distribution(parts[0], kind) or (parts[0] if kind == "installed" else "user")
 
 
 @cache

@@ -23,7 +23,7 @@ SMALLEST = 512
 """Bytes; smaller blocks come from CPython's own pools and memray does not see them."""
 
 _DIES, _SEEN, _BORN, _MOVES = range(4)
-_REACH = 48
+_SMALL = 64 << 10
 
 
 @dataclass(slots=True)
@@ -81,10 +81,11 @@ class Located:
     moves: list[Move]
 
 
-class _Blocks:
-    """Blocks alive now, by address."""
+class _Tier:
+    """Blocks of up to ``largest`` bytes that are alive now, by address."""
 
-    def __init__(self) -> None:
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
         self.starts: list[int] = []
         self.at: dict[int, list[tuple[int, int]]] = {}  # start -> (end, region), newest last
 
@@ -97,30 +98,44 @@ class _Blocks:
             here.append((end, region))
 
     def remove(self, start: int, end: int, region: int) -> None:
-        here = self.at.get(start)
-        if here is None:
-            return
+        here = self.at.get(start, [])
         if (end, region) in here:
             here.remove((end, region))
-        if not here:
-            del self.at[start]
-            del self.starts[bisect_right(self.starts, start) - 1]
+            if not here:
+                del self.at[start]
+                del self.starts[bisect_right(self.starts, start) - 1]
 
-    def find(self, address: int, nbytes: int) -> list[int]:
-        """Regions that cover the range, the likeliest first: nearest start, then newest."""
-        starts, at = self.starts, self.at
-        index = bisect_right(starts, address) - 1
-        last = max(-1, index - _REACH)
-        found = []
-        end = address + nbytes
-        while index > last:
-            for block_end, region in reversed(at[starts[index]]):
-                if end <= block_end:
-                    found.append(region)
+    def find(self, address: int, end: int) -> list[int]:
+        index = bisect_right(self.starts, address) - 1
+        least = end - self.largest
+        while index >= 0 and (start := self.starts[index]) >= least:
+            found = [region for block_end, region in reversed(self.at[start]) if end <= block_end]
             if found:
                 return found
             index -= 1
-        return found
+        return []
+
+
+class _Blocks:
+    """Blocks alive now, small and large ones apart, so that few neighbours have to be looked at."""
+
+    def __init__(self) -> None:
+        self.small = _Tier(_SMALL)
+        self.large = _Tier(1 << 62)
+
+    def _tier(self, start: int, end: int) -> _Tier:
+        return self.small if end - start <= _SMALL else self.large
+
+    def add(self, start: int, end: int, region: int) -> None:
+        self._tier(start, end).add(start, end, region)
+
+    def remove(self, start: int, end: int, region: int) -> None:
+        self._tier(start, end).remove(start, end, region)
+
+    def find(self, address: int, nbytes: int) -> list[int]:
+        """Regions that cover the range, the likeliest first: nearest start, then newest."""
+        end = address + nbytes
+        return self.small.find(address, end) or self.large.find(address, end)
 
 
 def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
