@@ -106,7 +106,7 @@ class Patch:
                 setattr(self.owner, self.attribute, self._original)
             return
         original = _lookup_above(self.owner, self.attribute) if self._original is _ABSENT else self._original
-        while not isinstance(current, FunctionType) and (inner := getattr(current, "__wrapped__", None)) is not None:
+        while type(current) is not FunctionType and (inner := getattr(current, "__wrapped__", None)) is not None:
             if inner is self._installed:
                 current.__wrapped__ = original
                 return
