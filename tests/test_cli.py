@@ -437,4 +437,4 @@ def test_demo_does_without_zarr(monkeypatch: pytest.MonkeyPatch) -> None:
         ("transpose and serialise", nbytes),
         ("split and join", nbytes),
     ]
-    assert [path.copied_bytes for path in report.paths] == [nbytes, 2 * nbytes]
+    assert [round(path.copied_bytes / nbytes, 5) for path in report.paths] == [1, 2]

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="copytrace",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -91,13 +90,17 @@ def _version(wanted: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Shows which layer of an array storage stack made which copy of the data."""
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
 
 
 # --- run -------------------------------------------------------------------------------------------------------------
