@@ -363,6 +363,9 @@ def test_check_never_passes_for_want_of_data(tmp_path: Path) -> None:
     assert check(nothing, "--max-copies", "9")[0] == 1
     empty = saved(tmp_path, "b.json", reportdata.report(reportdata.empty_write()))
     assert check(empty, "--max-copies", "9") == (1, "", "copytrace: --path *: the paths that fit moved no payload\n")
+    noted = reportdata.report(reportdata.clean_write(), notes=("the run did not end",))
+    file = saved(tmp_path, "d.json", noted)
+    assert check(file, "--max-copies", "0") == (0, "1 path within the limits\n  the run did not end\n", "")
     blind = replace(reportdata.COVERAGE, memray=False, transfers=False, lost_transfers=2)
     file = saved(tmp_path, "c.json", reportdata.report(reportdata.clean_write(), coverage=blind))
     assert (

@@ -93,7 +93,7 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def options(
     context: typer.Context,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
@@ -253,7 +253,7 @@ def check(
     layer: Annotated[str, typer.Option("--layer", metavar="NAME", help="Only what this layer or project does.")] = "",
 ) -> None:
     from copytrace.reports.limits import Limits, exceeded, measured
-    from copytrace.reports.wording import plural, some
+    from copytrace.reports.wording import plain, plural, some
 
     loaded = load_report(file)
     limits = Limits(max_copies, max_extra_at_peak, path, layer)
@@ -270,6 +270,8 @@ def check(
     if loaded.coverage.lost_transfers:
         notes.append(f"{plural(loaded.coverage.lost_transfers, 'transfer')} lost")
     print(f"{plural(len(measured(loaded, limits)), 'path')} within the limits{f' ({some(notes)})' if notes else ''}")
+    for note in (*loaded.coverage.notes, *loaded.notes):
+        print(f"  {plain(note)}")
 
 
 @app.command(help="Compare two traces: which copies went, came, grew or moved.")
