@@ -372,3 +372,90 @@ def test_a_body_read_in_pieces_has_its_source_and_what_the_loop_sends_of_it_is_f
     ]
     assert {b.id: b.role for b in path.buffers}[path.steps[0].source or ""] == "source"
     assert path.steps[1].source == path.steps[0].destination
+
+
+ZARRISTA_WRITE = SiteInfo("zarrista.Array.store_array_subset", "zarrista", "operation", "write")
+ZARRISTA_READ = SiteInfo("zarrista.Array.retrieve_chunk", "zarrista", "operation", "read")
+ZARRISTA = Frame("FilesystemStore::set", "_zarrista.abi3.so", 0, native=True, layer="zarrista")
+LITERALS = Frame("ZSTD_decompressSequences_bmi2", "_zarrista.abi3.so", 0, native=True, layer="zarrista")
+ENCODED_BY = Frame("zarrs::array::codec::zstd::ZstdCodec::encode", "", 0, native=True, layer="zarrs")
+DECODED_BY = Frame("zarrs::array::codec::zstd::ZstdCodec::decode", "", 0, native=True, layer="zarrs")
+FETCHED_BY = Frame("zarrs_filesystem::store::get_partial_many", "", 0, native=True)
+WORKER = 501
+
+
+def test_what_a_codec_in_native_code_filled_is_one_encode_of_the_bytes_that_left_it() -> None:
+    story, encoded = Story(), 700_001
+    operation = story.enter(ZARRISTA_WRITE, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd"))
+    story.see(operation, INPUT, SOURCE, SIZE)
+    story.allocate(BLOCK, SIZE + 4096, ENCODED_BY, thread=WORKER)
+    story.allocate(OTHER, 1_300_000, Frame("ZSTD_createCCtx", "", 0, native=True), thread=WORKER)
+    for piece in range(3):
+        story.move("copy", SOURCE + piece * 8192, OTHER + piece * 8192, 8192, LITERALS, thread=WORKER)
+    story.move("flush", BLOCK, 7, encoded, ZARRISTA, thread=WORKER)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.layer, s.site.function, s.evidence) for s in path.steps] == [
+        ("encode", encoded, "zarrs", ENCODED_BY.function, "native"),
+        ("flush", encoded, "zarrista", ZARRISTA.function, "transfer"),
+    ]
+    roles = {b.id: b.role for b in path.buffers}
+    assert roles[path.steps[0].source or ""] == "source"
+    assert path.steps[0].destination == path.steps[1].source
+    assert (path.best_achievable, path.avoidable) == (1, 0.0)
+
+
+def test_a_decode_in_native_code_takes_the_place_of_what_was_seen_inside_it() -> None:
+    story, encoded = Story(), 700_001
+    operation = story.enter(ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd"))
+    story.allocate(BLOCK, encoded, FETCHED_BY, ZARRISTA, thread=WORKER)
+    story.move("fetch", 7, BLOCK, encoded, ZARRISTA, thread=WORKER)
+    story.allocate(RESULT, SIZE, DECODED_BY, thread=WORKER)
+    for piece in range(5):
+        story.move("copy", BLOCK + piece * 8192, RESULT + piece * 8192, 8192, LITERALS, thread=WORKER)
+    story.see(operation, OUTPUT, RESULT, SIZE)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.layer) for s in path.steps] == [("fetch", encoded, "zarrista"), ("decode", SIZE, "zarrista")]
+    assert path.steps[1].source == path.steps[0].destination
+    assert path.copies == 1.0
+
+
+def test_without_compression_a_block_that_nothing_filled_is_no_decode() -> None:
+    story = Story()
+    operation = story.enter(ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes",))
+    story.allocate(BLOCK, SIZE, DECODED_BY, thread=WORKER)
+    story.see(operation, OUTPUT, BLOCK, SIZE)
+    story.leave(operation)
+    assert only_path(story).steps == ()
+
+
+def test_a_codec_that_a_scatter_calls_is_a_step_of_its_own() -> None:
+    process = SiteInfo("zarr.core.Array._process_chunk", "zarr", "scatter", "read", primitive="ndarray.__setitem__")
+    story, encoded = Story(), 700_001
+    operation = story.enter(READ, payload=SIZE, api="zarr.Array", store="DirectoryStore", codecs=("zstd",))
+    story.allocate(RESULT, SIZE, EMPTY)
+    fetched = story.allocate(BLOCK, encoded, READ_BYTES, LOCAL_GET)
+    story.move("fetch", 7, BLOCK, encoded, PYTHON)
+    scatter = story.enter(process)
+    story.see(scatter, INPUT, BLOCK, encoded)
+    story.see(scatter, DESTINATION, RESULT, SIZE)
+    decode = story.enter(DECODE)
+    story.see(decode, INPUT, BLOCK, encoded)
+    decoded = story.allocate(OTHER, SIZE, PYTHON)
+    story.see(decode, OUTPUT, OTHER, SIZE)
+    story.leave(decode)
+    story.move("copy", OTHER, RESULT, SIZE, NUMPY)
+    story.leave(scatter)
+    story.free(fetched)
+    story.free(decoded)
+    story.see(operation, OUTPUT, RESULT, SIZE)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.evidence) for s in path.steps] == [
+        ("fetch", encoded, "transfer"),
+        ("decode", SIZE, "pointer"),
+        ("scatter", SIZE, "transfer"),
+    ]
+    assert path.steps[2].source == path.steps[1].destination
+    assert path.copies == 2.0

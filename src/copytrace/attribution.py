@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace import flow, inference, lookup, operations
+from copytrace import flow, inference, lookup, operations, transforms
 from copytrace.allocations import OWN_STACK
 from copytrace.layers import project_of
 from copytrace.model import (
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from copytrace.model import Trace
     from copytrace.operations import Operation
 
-_RAW_CODECS = frozenset(
-    {"bytes", "transpose", "sharding", "sharding_indexed", "crc32c", "vlen-utf8", "vlen-bytes", "endian"}
-)
-
-
 def attribute(trace: Trace) -> ReportData:
     """The report of a trace."""
     ops = operations.group(trace)
@@ -50,6 +45,7 @@ def attribute(trace: Trace) -> ReportData:
     moved = flow.build(trace, ops, located)
     if not trace.transfers.recorded:
         inference.complete(trace, ops, located, moved)
+    transforms.complete(ops, located, moved, trace.transfers.callers)
     work = _Attribution(trace, ops, located, moved)
     paths = work.paths()
     return ReportData(
@@ -414,7 +410,7 @@ class _Attribution:
         """Mark what is required and what is avoidable; the copies that the path cannot do without."""
         transforms = [step for step in steps if step.kind in ("encode", "decode")]
         converts = [step for step in steps if step.kind == "convert"]
-        compressed = bool(transforms) or any(codec.split("(", 1)[0] not in _RAW_CODECS for codec in op.codecs)
+        compressed = bool(transforms) or operations.compresses(op.codecs)
         best = 1 if compressed or converts else 0
         needed = transforms[:1] or converts[:1]
         last = [step for step in steps if step.kind in COPY_KINDS and op.direction == "write"][-1:]

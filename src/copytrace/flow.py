@@ -109,7 +109,7 @@ class _Builder:
                     self.edges.append(edge)
                     self.mover_edge[span.id] = edge
                     if outer is not None:
-                        outer.source = edge.destination
+                        outer.source, outer.sequence = edge.destination, span.exit
                     above = span.id
             if above:
                 self.owner[span.id] = above

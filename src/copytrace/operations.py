@@ -4,6 +4,7 @@ which of them.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from copytrace.model import SiteInfo, Trace
 
 METADATA_KEYS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 _CALLERS = {"caller", "called_from"}
 _IN_MEMORY = frozenset({"MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "MemoryFileSystem"})
+_RAW_CODECS = frozenset(
+    {"", "bytes", "transpose", "sharding", "sharding_indexed", "crc32c", "vlen-utf8", "vlen-bytes", "endian"}
+)
 _ROOTS = frozenset({"request", "encode", "decode"})
 
 
@@ -218,6 +222,11 @@ def keeps_in_memory(store: str, function: str = "") -> bool:
     """Whether a store (``LoggingStore(MemoryStore)``), or the one that ``function`` is of, owns its bytes in memory."""
     innermost = store.rstrip(")").rsplit("(", 1)[-1]
     return innermost in _IN_MEMORY or ("zarr.storage." in function and not _IN_MEMORY.isdisjoint(function.split(".")))
+
+
+def compresses(codecs: Iterable[str]) -> bool:
+    """Whether any of an operation's codecs makes other bytes of its input, inside shards too."""
+    return any(part not in _RAW_CODECS for codec in codecs for part in re.split(r"[(+)]", codec))
 
 
 def is_mover(span: SpanView) -> bool:
