@@ -38,6 +38,8 @@ class _Collector:
 
     def __init__(self, session: Session) -> None:
         self.sessions: list[Session] = []
+        self.unread: list[Session] = []
+        """Those that closed while others were open: reading what was recorded waits until nothing is recorded."""
         self.temporary = session.spool is None
         self.spool = session.spool or Path(tempfile.mkdtemp(prefix="copytrace-"))
         if session.spool is not None:
@@ -141,6 +143,7 @@ class Session:
         self.min_bytes = min_bytes
         self.spool = spool
         self._trace: Trace | None = None
+        self._read: Callable[[], Trace] | None = None
         self._open = False
         self._first = 0
 
@@ -154,7 +157,7 @@ class Session:
                 starting.start()
                 _collector = starting
             _collector.sessions.append(self)
-            self._trace = None
+            self._trace = self._read = None
             self._open = True
             self._first = recorder.stamp()
         return self
@@ -182,17 +185,28 @@ class Session:
                 *collector.capture.notes,
                 *(note for note in facts["notes"] if note not in collector.capture.notes),
             ]
-            self._trace = assemble.assemble(
+            self._read = functools.partial(
+                assemble.assemble,
                 collector.spool,
-                collector.capture.segments,
+                tuple(collector.capture.segments),
                 label=self.label,
                 native=collector.native,
                 min_bytes=self.min_bytes,
                 between=(self._first, last),
                 **facts,
             )
-            if ending and collector.temporary:
+            if not ending:
+                collector.unread.append(self)
+                return
+            for session in (*collector.unread, self):
+                session._settle()
+            if collector.temporary:
                 shutil.rmtree(collector.spool, ignore_errors=True)
+
+    def _settle(self) -> None:
+        with _lock:
+            if self._read is not None:
+                self._trace, self._read = self._read(), None
 
     def __call__[**P, R](self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.iscoroutinefunction(function):
@@ -214,6 +228,7 @@ class Session:
     @property
     def trace(self) -> Trace:
         """What was recorded. Raises CopytraceError while the session is open or was never entered."""
+        self._settle()
         if self._trace is None:
             state = "still open: leave its block first" if self._open else "never entered"
             raise CopytraceError(f"session {self.label}: {state}")
@@ -226,7 +241,7 @@ class Session:
     @property
     def report(self) -> Report:
         """What the trace says. Raises CopytraceError while the session is open or was never entered."""
-        if self._trace is None or self._loaded.trace is not self._trace:
+        if self._loaded.trace is not self.trace:
             self.__dict__.pop("_loaded", None)
         return self._loaded.report
 

@@ -113,21 +113,10 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         raise CopytraceError(f"{source}: not a copytrace trace, or cut short") from error
     except OSError as error:
         raise CopytraceError(f"{source}: cannot be read: {error.strerror}") from error
-    except (
-        KeyError,
-        ValueError,
-        TypeError,
-        IndexError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        zipfile.LargeZipFile,
-    ) as error:
-        raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
-    except Exception as error:
-        if type(error).__module__ in ("zlib", "lzma", "bz2"):
-            raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
+    except CopytraceError:
         raise
+    except Exception as error:
+        raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
 
 
 def _write(trace: Trace, archive: zipfile.ZipFile) -> None:
