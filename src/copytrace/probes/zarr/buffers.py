@@ -27,7 +27,8 @@ def _selected(call: Call) -> Any:
             whole = False
             if type(part) not in _BASIC and not isinstance(part, np.integer):
                 return data
-    return data[key] if whole or key is ... else data[(*key, ...) if type(key) is tuple and ... not in key else (key, ...)]
+    parts = key if type(key) is tuple else (key,)
+    return data[key] if whole or ... in parts else data[(*parts, ...)]
 
 
 def _value(call: Call) -> Any:
