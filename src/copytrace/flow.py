@@ -35,8 +35,7 @@ class Edge:
 
     ``operation`` and ``span`` are span ids, 0 for none. ``caller`` is an index into the transfers' callers, -1 when
     no native function is known. ``mover`` says that the span's site is what moved the bytes. ``observed`` are the
-    bytes that the hook saw of it. ``held`` says that nothing but the memory that
-    held the bytes tells of it.
+    bytes that the hook saw of it. ``held`` says that nothing but the memory that held the bytes tells of it.
     """
 
     kind: str
@@ -222,6 +221,7 @@ class _Builder:
         """Give the moves inside a mover to it; those that moved its bytes once more become copies of their own."""
         if self.trace.transfers.recorded and not self.trace.transfers.lost:
             self._tell_gathers()
+        divided: set[int] = set()
         for owner, moves in self.claims.items():
             main = self.mover_edge[owner]
             span = self.spans[owner]
@@ -247,10 +247,12 @@ class _Builder:
             if not transform and main.observed >= _SEEN_ENOUGH * main.nbytes:
                 main.evidence = "transfer"
                 if main.source is None or main.kind == "join":
-                    self._split(main, direct)
+                    divided.add(id(main))
+                    self.edges += _by_source(main, direct)
             taken = set(map(id, direct))
             inside = [m for m in by_interpreter if id(m) not in taken and self._made_inside(m.source, span)]
-            self.edges.extend(inside)
+            self.edges += inside
+        self.edges = [edge for edge in self.edges if id(edge) not in divided]
 
     def _tell_gathers(self) -> None:
         """A copy by CPython or numpy of which the hook saw no move went element by element."""
@@ -258,24 +260,6 @@ class _Builder:
             by_primitive = edge.kind == "copy" and self.spans[owner].site.library == "python"
             if by_primitive and edge.nbytes >= _ALWAYS_SEEN and owner not in self.claims:
                 edge.kind = "gather"
-
-    def _split(self, main: Edge, direct: list[Edge]) -> None:
-        """Replace a mover's edge by one for each block that its bytes came from: no probe sees what a list or a
-        ``BytesIO`` holds.
-        """
-        pieces: dict[int | None, Edge] = {}
-        for move in direct:
-            piece = pieces.get(move.source)
-            if piece is None:
-                pieces[move.source] = replace(
-                    main, source=move.source, nbytes=move.nbytes, count=1, observed=move.observed
-                )
-            else:
-                piece.nbytes += move.nbytes
-                piece.count += 1
-                piece.observed += move.observed
-        self.edges = [edge for edge in self.edges if edge is not main]
-        self.edges += pieces.values()
 
     def _by_interpreter(self, move: Edge) -> bool:
         if move.caller < 0:
@@ -362,3 +346,17 @@ def _overlap(one: Sighting, other: Sighting) -> bool:
     if one.region is None and other.region is None and not (one.address and other.address):
         return False
     return one.address < other.address + other.extent and other.address < one.address + one.extent
+
+
+def _by_source(main: Edge, direct: list[Edge]) -> list[Edge]:
+    """A mover's edge as one for each block that its bytes came from: no probe sees what a list or ``BytesIO`` holds."""
+    pieces: dict[int | None, Edge] = {}
+    for move in direct:
+        piece = pieces.get(move.source)
+        if piece is None:
+            pieces[move.source] = replace(main, source=move.source, nbytes=move.nbytes, count=1, observed=move.observed)
+        else:
+            piece.nbytes += move.nbytes
+            piece.count += 1
+            piece.observed += move.observed
+    return list(pieces.values())
