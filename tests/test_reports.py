@@ -332,6 +332,7 @@ def test_examples_follow_the_schema() -> None:
         ("coverage", model.Coverage),
         ("probe", model.ProbeStatus),
         ("path", model.Path),
+        ("timeline", model.Timeline),
         ("buffer", model.Buffer),
         ("step", model.Step),
         ("site", model.SiteRef),

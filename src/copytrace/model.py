@@ -255,6 +255,20 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bytes that the extra buffers and temporaries of a path's largest operation hold, over its course.
+
+    ``live`` has a row for each of ``layers`` and in it a figure for each of ``milliseconds``: what is alive from then on.
+    """
+
+    milliseconds: tuple[float, ...]
+    layers: tuple[str, ...]
+    live: tuple[tuple[int, ...], ...]
+    payload_bytes: int
+    """Of that operation."""
+
+
+@dataclass(frozen=True, slots=True)
 class Path:
     """All operations of one kind through the same stack: the unit of the report."""
 
@@ -283,6 +297,8 @@ class Path:
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
+    timeline: Timeline | None = None
+    """None when allocations were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
