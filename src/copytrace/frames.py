@@ -9,14 +9,19 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 
 from copytrace.layers import cython_name, layer_of_module, layer_of_native
 from copytrace.model import Frame
-from copytrace.native import crate_of, readable
-from copytrace.places import imported_as, relative
+from copytrace.native import Symbols, crate_of, readable, symbols_of
+from copytrace.places import imported_as, loaded_libraries, relative
 
+_LARGEST_SEARCHED = 16 << 20
+"""Bytes of a shared object; larger ones are not of plain C."""
+
+_PYTHONS_OWN = re.compile(r"_?Py[A-Z_]|<unknown>|_?_?libc_|(c|m|re)alloc$")
 _INTERPRETER_SOURCE = re.compile(r"^(\./)?(Objects|Python|Modules|Include|Parser)/")
 
 
@@ -78,6 +83,33 @@ def python_frame(function: str, file: str, line: int) -> Frame:
     return Frame(f"{module}.{_qualified(function, file, line)}", name, line, layer=layer)
 
 
+@lru_cache(maxsize=1)
+def _extensions(modules: int) -> tuple[tuple[str, Symbols], ...]:
+    """Base name and functions of the extension modules imported from packages, those of numpy and memray left out."""
+    del modules
+    found = []
+    for name, path in loaded_libraries().items():
+        place, kind = relative(path)
+        package = place.split(os.sep, 1)[0]
+        if kind in ("installed", "user") and package not in ("numpy", "numpy.libs", "memray", "copytrace"):
+            with suppress(OSError):
+                status = os.stat(path)
+                if status.st_size <= _LARGEST_SEARCHED:
+                    found.append((name, symbols_of(path, status.st_size, status.st_mtime_ns)))
+    return tuple(found)
+
+
+@cache
+def _library_of(symbol: str) -> str:
+    """The base name of the extension module that defines a C function, empty when none or several do: memray does not
+    say where it found a name.
+    """
+    if _PYTHONS_OWN.match(symbol):
+        return ""
+    found = [name for name, symbols in _extensions(len(sys.modules)) if symbols.defines(symbol)]
+    return found[0] if len(found) == 1 else ""
+
+
 @cache
 def native_frame(symbol: str, file: str, line: int, library: str = "") -> Frame:
     """The frame of a native function; ``file`` is its source when debug information tells it, ``library`` its shared
@@ -87,4 +119,6 @@ def native_frame(symbol: str, file: str, line: int, library: str = "") -> Frame:
     if _INTERPRETER_SOURCE.match(file):
         return Frame(function, "libpython", line, native=True)
     base = os.path.basename(library or file).replace("<unknown>", "")
+    if not base and not crate_of(function) and not symbol.startswith("__pyx_"):
+        base = _library_of(symbol)
     return Frame(function, base, line, native=True, layer=layer_of_native(symbol, crate_of(function), base))

@@ -110,6 +110,14 @@ class Symbols:
         start = int(self._names[index])
         return self._strings[start : self._strings.index(b"\0", start)].decode(errors="replace")
 
+    def defines(self, symbol: str) -> bool:
+        """Whether a function of that mangled name is among them."""
+        name, at = symbol.encode() + b"\0", -1
+        while (at := self._strings.find(name, at + 1)) >= 0:
+            if (at == 0 or self._strings[at - 1] == 0) and bool((self._names == at).any()):
+                return True
+        return False
+
 
 @lru_cache(maxsize=64)
 def _symbols(path: str, size: int, modified: int) -> Symbols:

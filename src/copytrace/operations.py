@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT
@@ -164,15 +165,9 @@ def _operation(
     codecs = next((tuple(a["codecs"]) for a in described if a.get("codecs")), ())
     if not codecs and root.site.kind in ("encode", "decode"):
         codecs = (str(root.attributes.get("codec") or root.site.name.rsplit(".", 1)[0].rsplit(".", 1)[-1].lower()),)
-    direction = root.site.direction or next(
-        (s.site.direction for s in inside if s.site.kind == "operation" and s.site.direction), ""
-    )
-    if not direction:
-        direction = (
-            root.site.kind
-            if root.site.kind in ("encode", "decode")
-            else next((s.site.direction for s in requests if s.site.direction), "")
-        )
+    stated = (s.site.direction for s in (root, *inside) if s.site.kind == "operation" and s.site.direction)
+    asked = (s.site.direction for s in requests if s.site.direction)
+    direction = root.site.kind if root.site.kind in ("encode", "decode") else next(chain(stated, asked), "")
     api = str(root.attributes.get("api") or root.attributes.get("label") or root.site.name)
     return Operation(
         root=root,

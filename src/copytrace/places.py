@@ -54,9 +54,14 @@ def _loaded(modules: int) -> dict[str, str]:
     return {os.path.basename(path): path for path in paths}
 
 
+def loaded_libraries() -> dict[str, str]:
+    """Base name -> path of the shared objects that are loaded."""
+    return _loaded(len(sys.modules))
+
+
 def loaded_from(library: str) -> str:
     """The path of a loaded shared object by its base name, empty when it is not loaded."""
-    return _loaded(len(sys.modules)).get(library, "")
+    return loaded_libraries().get(library, "")
 
 
 @cache

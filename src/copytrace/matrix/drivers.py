@@ -117,7 +117,7 @@ builder = ArrayBuilder(
 )
 if compressed:
     from zarrista.codec import zstd
-    builder = builder.compressors([zstd(level=0)])
+    builder = builder.compressors([zstd(level=0, checksum=False)])
 """
 _ZARRISTA_LOCAL = 'from zarrista.store import FilesystemStore\nstore = FilesystemStore(path)\n'
 _ZARRISTA_OBSTORE = "import obstore.store\nstore = obstore.store.LocalStore(prefix=path, mkdir=True)\n"
