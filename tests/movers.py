@@ -176,9 +176,9 @@ def all_expected(made: Program) -> list[Move]:
 
 
 def counters(spool: Path) -> tuple[int, ...]:
-    """The next sequence, marks, moves lost and marks lost, as the extension counted them."""
-    numbers = np.fromfile(spool / "counters.bin", "<u8", 35)
-    return tuple(int(numbers[n]) for n in (16, 32, 33, 34))
+    """The next sequence, sequences taken too late, marks, moves lost and marks lost, as the extension counted them."""
+    numbers = np.fromfile(spool / "counters.bin", "<u8", 19)
+    return tuple(int(numbers[n]) for n in (3, 4, 16, 17, 18))
 
 
 class Recorded(NamedTuple):
@@ -191,13 +191,13 @@ class Recorded(NamedTuple):
     marks: Any
 
 
-def recorded(spool: Path, *, running: bool = False) -> Recorded:
+def recorded(spool: Path, *, ended: bool = True) -> Recorded:
     """What was written of the library's own moves; those of Python and numpy are left out."""
     moved, marks = read(spool)
     assert moved.recorded, moved.reason
-    if not running:
-        next_sequence, taken, lost, lost_marks = counters(spool)
-        assert len(moved.rows) + moved.lost + len(marks) + lost_marks == next_sequence - 1
+    if ended:
+        next_sequence, late, taken, lost, lost_marks = counters(spool)
+        assert len(moved.rows) + moved.lost + len(marks) + lost_marks + late == next_sequence - 1
         assert (len(marks) + lost_marks, moved.lost) == (taken, lost)
     assert np.all(np.diff(moved.rows["sequence"].astype(np.int64)) > 0)
     assert np.all(moved.rows["count"] == 1)

@@ -276,7 +276,7 @@ def test_a_recording_can_be_read_while_it_runs(tmp_path: Path, memory: Memory) -
     for n in range(1, 4):
         movers.run([copy(memory.source, memory.destination, 100 * n)])
         recording.mark(n)
-        found = movers.recorded(tmp_path, running=True)
+        found = movers.recorded(tmp_path, ended=False)
         assert [move.nbytes for move in found.moves] == [100 * k for k in range(1, n + 1)]
         assert found.marks["span"].tolist() == list(range(1, n + 1))
     recording.stop()

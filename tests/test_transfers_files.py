@@ -95,7 +95,7 @@ def test_what_finds_no_segment_is_counted(tmp_path: Path, memory: Memory, monkey
     assert found.lost == 1_000 - kept + (last[0] - 1_002), "moves of ours and of Python"
     assert last[1] > last[0] > 1_000
     assert found.marks["span"].tolist() == [1]
-    assert movers.counters(tmp_path)[3] == 2
+    assert movers.counters(tmp_path)[4] == 2
 
 
 def test_a_full_disk_loses_moves_but_no_marks_once_there_is_room(tmp_path: Path) -> None:

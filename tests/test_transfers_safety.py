@@ -44,7 +44,9 @@ def recording(tmp_path: Path, memory: Memory) -> Iterator[Recording]:  # noqa: A
 def protections() -> list[tuple[int, int, str, str]]:
     """start, end, protection and file of what is mapped of files, pieces with one protection joined."""
     lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    found = [(*(int(end, 16) for end in line[0].split("-")), line[1], line[5]) for line in lines if len(line) > 5]
+    found = [
+        (*(int(end, 16) for end in line[0].split("-")), line[1], line[5]) for line in lines if line[-1].startswith("/")
+    ]
     joined: list[tuple[int, int, str, str]] = []
     for start, end, protection, path in found:
         if joined and joined[-1][1:] == (start, protection, path):
@@ -325,7 +327,7 @@ def test_a_killed_process_leaves_what_it_recorded(tmp_path: Path, markers: bool)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False)
     assert done.returncode == -signal.SIGKILL
-    found = movers.recorded(tmp_path / "spool")
+    found = movers.recorded(tmp_path / "spool", ended=False)
     assert [move.nbytes for move in found.moves] == list(range(1000, 4000))
     assert {move.caller for move in found.moves} == {"moves_memcpy"}
     assert found.small == {"moves_memcpy": 9000}
@@ -361,6 +363,11 @@ def test_stress(tmp_path: Path) -> None:
             movers.run([movers.copy(memory.source, memory.destination, 1, call) for call in movers.COPIES], linkage)
         end = time.monotonic() + {seconds}
         counts = dict(sessions=0, loads=0, forks=0, moves=0)
+        least = dict(sessions=10, loads=10, forks=5, moves=1000)
+
+        def go_on():
+            return time.monotonic() < end or any(counts[name] < least[name] for name in least)
+
         mark = [lambda span: 0]
         first = Recording(Path({str(tmp_path / "first")!r})); first.start(); first.stop()
         workers = loaded["now"]
@@ -368,7 +375,7 @@ def test_stress(tmp_path: Path) -> None:
 
         def load():
             step = movers.copy(memory.source + 9000, memory.destination + 9000, 8192)
-            while time.monotonic() < end:
+            while go_on():
                 for path in libraries:
                     time.sleep(0.001)
                     library = ctypes.CDLL(path)
@@ -378,7 +385,7 @@ def test_stress(tmp_path: Path) -> None:
                     counts["loads"] += 1
 
         def fork():
-            while time.monotonic() < end:
+            while go_on():
                 child = os.fork()
                 if child == 0:
                     movers.run([movers.copy(memory.source + 20000, memory.destination + 20000, 5000)])
@@ -390,7 +397,7 @@ def test_stress(tmp_path: Path) -> None:
         threads = [threading.Thread(target=work) for work in (load, fork)]
         for thread in threads:
             thread.start()
-        while time.monotonic() < end:
+        while go_on():
             spool = Path({str(tmp_path)!r}) / str(counts["sessions"])
             recording = Recording(spool)
             recording.start()
@@ -415,13 +422,12 @@ def test_stress(tmp_path: Path) -> None:
         writable = [page for page in protections() if page[2].startswith("rwx")]
         assert not writable, writable
         print(counts)
-        assert all(counts[name] > least for name, least in dict(sessions=10, loads=10, forks=5, moves=1000).items())
     """
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script)],
         capture_output=True,
         text=True,
-        timeout=seconds + 120,
+        timeout=seconds + 240,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

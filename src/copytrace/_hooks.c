@@ -18,7 +18,7 @@ static inline __attribute__((always_inline)) int active(void) {
 
 static inline __attribute__((always_inline)) void moved(enum kind kind, uint64_t source, uint64_t destination, size_t size,
                                                         uintptr_t caller) {
-    if (size >= copytrace_threshold)
+    if (size >= atomic_load_explicit(&copytrace_threshold, memory_order_relaxed))
         copytrace_keep(kind, source, destination, size, caller);
     else
         copytrace_add_small(size, caller);

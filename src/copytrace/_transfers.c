@@ -46,7 +46,7 @@ static PyObject *start(PyObject *module, PyObject *args, PyObject *keywords) {
     static char *names[] = {"directory", "moves", "min_bytes", "row_bits", "segments", NULL};
     (void)module;
     PyObject *directory;
-    int moves = 1, row_bits = 16;
+    int moves = 1, row_bits = 15;
     unsigned long long min_bytes = 4096;
     Py_ssize_t segments = MAX_SEGMENTS;
     if (!PyArg_ParseTupleAndKeywords(args, keywords, "O&|pKin:start", names, PyUnicode_FSConverter, &directory, &moves,
@@ -152,7 +152,7 @@ static PyObject *slots(PyObject *module, PyObject *unused) {
 
 static PyMethodDef methods[] = {
     {"start", (PyCFunction)(void (*)(void))start, METH_VARARGS | METH_KEYWORDS,
-     "start(directory, moves=True, min_bytes=4096, row_bits=16, segments=65536) -> slots patched"},
+     "start(directory, moves=True, min_bytes=4096, row_bits=15, segments=65536) -> slots patched"},
     {"stop", stop, METH_NOARGS, "stop() -> {moves, lost, marks, lost_marks, slots}"},
     {"mark", mark, METH_O, "mark(span) -> its sequence"},
     {"set_markers", set_markers, METH_O, "set_markers(on): marks also allocate"},

@@ -34,23 +34,27 @@ struct row {
 enum { KIND_SHIFT = 56, SPARE_SEGMENTS = 2, MAX_SEGMENTS = 1 << 16 };
 
 struct sum {
-    _Atomic uintptr_t caller;
+    _Atomic uint64_t caller;
     _Atomic uint64_t moves;
     _Atomic uint64_t bytes;
 };
 
-/* Small moves are summed by caller, in lanes so that threads seldom share a cache line. The last sum of a lane takes
-   what finds no place. */
-enum { LANE_BITS = 3, LANES = 1 << LANE_BITS, SUM_BITS = 12, SUMS = 1 << SUM_BITS, PROBES = 32 };
+/* Small moves are summed by caller: each of the first threads has sums of its own, the others and what finds no place there
+   share some, and the last takes the rest. */
+enum { LANE_BITS = 5, LANES = 1 << LANE_BITS, LANE_PROBES = 4, OWN_BITS = 10, SHARED_BITS = 12, PROBES = 32 };
 
 /* counters.bin: the reader knows this layout. */
 struct counters {
-    uint64_t lanes, sums, row_bits;
-    _Alignas(128) _Atomic uint64_t next; /* the sequence that the next move or mark gets */
+    uint64_t row_bits, sums_at, sum_count;
+    uint64_t next; /* once the session has ended: the sequence after the last, and how many were taken too late */
+    uint64_t late;
     _Alignas(128) _Atomic uint64_t marks;
     _Atomic uint64_t lost;
     _Atomic uint64_t lost_marks;
-    _Alignas(128) struct sum small[LANES][SUMS + 1];
+    _Alignas(128) _Atomic uint64_t owners[LANES];
+    _Alignas(128) struct sum own[LANES][1 << OWN_BITS];
+    struct sum shared[1 << SHARED_BITS];
+    struct sum others;
 };
 
 struct totals {
@@ -65,7 +69,7 @@ struct control {
 };
 
 extern struct control *copytrace_control;
-extern uint64_t copytrace_threshold;
+extern _Atomic uint64_t copytrace_threshold; /* moves below it are summed */
 
 /* Functions that return int return 0 or an errno unless they say otherwise. */
 int copytrace_record_initialise(void);

@@ -4,7 +4,7 @@ def start(
     directory: str | PathLike[str],
     moves: bool = True,
     min_bytes: int = 4096,
-    row_bits: int = 16,
+    row_bits: int = 15,
     segments: int = 65536,
 ) -> int: ...
 def stop() -> dict[str, int]: ...

@@ -34,7 +34,7 @@ _KIND_SHIFT = np.uint64(56)
 _SIZE_MASK = np.uint64((1 << 56) - 1)
 _MARK = 3
 _SUM_DTYPE = np.dtype([(name, "<u8") for name in ("caller", "moves", "bytes")])
-_LOST_AT, _SUMS_AT = 264, 384  # in counters.bin
+_LOST_AT = 136  # in counters.bin
 
 OTHERS = Frame("[other callers]", "", 0, native=True)
 """Stands for the callers of small moves that found no place of their own."""
@@ -65,7 +65,7 @@ class Recording:
     """
 
     mark: Callable[[int], int]
-    _row_bits = 16
+    _row_bits = 15
     _segments = 1 << 16
 
     def __init__(self, spool: Path, *, moves: bool = True, min_bytes: int = 4096) -> None:
@@ -199,9 +199,9 @@ def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
 def _rows(spool: Path, row_bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """The finished moves as they were written, and the marks. A row lies where its sequence says."""
     moves, marks = [np.empty(0, _ROW_DTYPE)], [np.empty(0, _ROW_DTYPE)]
-    for path in sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9].bin")):
+    for path in sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin")):
         table = _table(path, _ROW_DTYPE)
-        first = int(path.stem.removeprefix("moves-")) << row_bits
+        first = int(path.name[6:11]) << row_bits
         finished = table["sequence"] == np.arange(first, first + len(table), dtype=np.uint64)
         marked = table["word"] >> _KIND_SHIFT == _MARK
         moves.append(table[finished & ~marked & (table["sequence"] != 0)])
@@ -222,9 +222,9 @@ class _Counters(NamedTuple):
     def read(cls, path: Path) -> Self:
         try:
             data = path.read_bytes()
-            lanes, places, row_bits = np.frombuffer(data, "<u8", 3).tolist()
+            row_bits, sums_at, sum_count = np.frombuffer(data, "<u8", 3).tolist()
             lost = int(np.frombuffer(data, "<u8", 1, _LOST_AT)[0])
-            sums = np.frombuffer(data, _SUM_DTYPE, lanes * (places + 1), _SUMS_AT)
+            sums = np.frombuffer(data, _SUM_DTYPE, sum_count, sums_at)
             return cls(min(row_bits, 63), lost, sums[sums["moves"] != 0])
         except (OSError, ValueError, OverflowError) as error:
             raise CopytraceError(f"{path}: damaged ({type(error).__name__})") from error
