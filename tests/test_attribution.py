@@ -170,7 +170,10 @@ def test_moves_inside_a_codec_belong_to_it_and_a_trim_by_the_interpreter_is_a_co
     path = only_path(story)
     assert path.direction == "encode"
     assert path.codecs == ("zstd",)
-    assert sorted((s.kind, s.bytes, s.project) for s in path.steps) == [("copy", half, "numcodecs"), ("encode", half, "numcodecs")]
+    assert sorted((s.kind, s.bytes, s.project) for s in path.steps) == [
+        ("copy", half, "numcodecs"),
+        ("encode", half, "numcodecs"),
+    ]
     assert path.avoidable == pytest.approx(half / SIZE, abs=1e-6)
 
 
@@ -190,9 +193,13 @@ def test_native_threads_belong_to_the_operation_whose_buffers_they_touch() -> No
     story = Story()
     worker, parts = 900, 4
     part = 5_242_880
-    first = story.enter(WRITE, thread=1, payload=parts * part, api="zarr.Array", store="ObjectStore(LocalStore)", codecs=("bytes",))
+    first = story.enter(
+        WRITE, thread=1, payload=parts * part, api="zarr.Array", store="ObjectStore(LocalStore)", codecs=("bytes",)
+    )
     story.see(first, INPUT, SOURCE, parts * part)
-    second = story.enter(WRITE, thread=2, payload=parts * part, api="zarr.Array", store="ObjectStore(S3Store)", codecs=("bytes",))
+    second = story.enter(
+        WRITE, thread=2, payload=parts * part, api="zarr.Array", store="ObjectStore(S3Store)", codecs=("bytes",)
+    )
     story.see(second, INPUT, OTHER, parts * part)
     for source in (SOURCE, OTHER):
         for index in range(parts):
@@ -291,7 +298,11 @@ def test_a_join_counts_its_pieces() -> None:
     piece = SIZE // 4
     for index in range(4):
         story.see(join, INPUT, SOURCE + index * piece, piece)
-    story.allocate(BLOCK, 4 * piece, Frame("zarr.core.buffer.cpu.Buffer.combine", "zarr/core/buffer/cpu.py", 116, layer="zarr.buffer"))
+    story.allocate(
+        BLOCK,
+        4 * piece,
+        Frame("zarr.core.buffer.cpu.Buffer.combine", "zarr/core/buffer/cpu.py", 116, layer="zarr.buffer"),
+    )
     for index in range(4):
         story.move("copy", SOURCE + index * piece, BLOCK + index * piece, piece, NUMPY)
     story.see(join, OUTPUT, BLOCK, 4 * piece)
@@ -304,7 +315,9 @@ def test_a_join_counts_its_pieces() -> None:
 LOOP = 91
 SOCKET = Frame("sock_recv", "_socket.cpython-312-x86_64-linux-gnu.so", 0, native=True)
 READY = Frame("asyncio.selector_events._SelectorSocketTransport._read_ready", "asyncio/selector_events.py", 1003)
-DATA_RECEIVED = Frame("aiohttp.client_proto.ResponseHandler.data_received", "aiohttp/client_proto.py", 300, False, "aiohttp")
+DATA_RECEIVED = Frame(
+    "aiohttp.client_proto.ResponseHandler.data_received", "aiohttp/client_proto.py", 300, False, "aiohttp"
+)
 STREAM_READ = Frame("aiohttp.streams.StreamReader.read", "aiohttp/streams.py", 452, layer="aiohttp")
 BODY_READ = Frame("aiobotocore.response.AioStreamingBody.read", "aiobotocore/response.py", 143, layer="botocore")
 STREAM_WRITE = Frame("aiohttp.payload.BytesIOPayload.write_with_length", "aiohttp/payload.py", 894, layer="aiohttp")
@@ -386,7 +399,9 @@ WORKER = 501
 
 def test_what_a_codec_in_native_code_filled_is_one_encode_of_the_bytes_that_left_it() -> None:
     story, encoded = Story(), 700_001
-    operation = story.enter(ZARRISTA_WRITE, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd"))
+    operation = story.enter(
+        ZARRISTA_WRITE, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd")
+    )
     story.see(operation, INPUT, SOURCE, SIZE)
     story.allocate(BLOCK, SIZE + 4096, ENCODED_BY, thread=WORKER)
     story.allocate(OTHER, 1_300_000, Frame("ZSTD_createCCtx", "", 0, native=True), thread=WORKER)
@@ -407,7 +422,9 @@ def test_what_a_codec_in_native_code_filled_is_one_encode_of_the_bytes_that_left
 
 def test_a_decode_in_native_code_takes_the_place_of_what_was_seen_inside_it() -> None:
     story, encoded = Story(), 700_001
-    operation = story.enter(ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd"))
+    operation = story.enter(
+        ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd")
+    )
     story.allocate(BLOCK, encoded, FETCHED_BY, ZARRISTA, thread=WORKER)
     story.move("fetch", 7, BLOCK, encoded, ZARRISTA, thread=WORKER)
     story.allocate(RESULT, SIZE, DECODED_BY, thread=WORKER)
@@ -416,14 +433,19 @@ def test_a_decode_in_native_code_takes_the_place_of_what_was_seen_inside_it() ->
     story.see(operation, OUTPUT, RESULT, SIZE)
     story.leave(operation)
     path = only_path(story)
-    assert [(s.kind, s.bytes, s.layer) for s in path.steps] == [("fetch", encoded, "zarrista"), ("decode", SIZE, "zarrista")]
+    assert [(s.kind, s.bytes, s.layer) for s in path.steps] == [
+        ("fetch", encoded, "zarrista"),
+        ("decode", SIZE, "zarrista"),
+    ]
     assert path.steps[1].source == path.steps[0].destination
     assert path.copies == 1.0
 
 
 def test_without_compression_a_block_that_nothing_filled_is_no_decode() -> None:
     story = Story()
-    operation = story.enter(ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes",))
+    operation = story.enter(
+        ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes",)
+    )
     story.allocate(BLOCK, SIZE, DECODED_BY, thread=WORKER)
     story.see(operation, OUTPUT, BLOCK, SIZE)
     story.leave(operation)
@@ -459,3 +481,19 @@ def test_a_codec_that_a_scatter_calls_is_a_step_of_its_own() -> None:
     ]
     assert path.steps[2].source == path.steps[1].destination
     assert path.copies == 2.0
+
+
+def test_a_primitive_at_work_on_something_else_is_on_no_path() -> None:
+    join = SiteInfo("bytes.join", "python", "join", primitive="bytes.join")
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    story.see(operation, INPUT, SOURCE, SIZE)
+    headers = story.enter(
+        join, caller="aiohttp.http_writer.write_headers", file="aiohttp/http_writer.py", line=9, layer="aiohttp"
+    )
+    story.allocate(BLOCK, 9_033, PYTHON)
+    story.move("copy", OTHER, BLOCK + 32, 9_000, PYTHON)
+    story.leave(headers)
+    story.move("flush", SOURCE, 4, SIZE, PYTHON)
+    story.leave(operation)
+    assert copies(only_path(story)) == []

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from copytrace.flow import Edge
     from copytrace.lookup import Region
     from copytrace.model import Trace
-    from copytrace.operations import Operation
+    from copytrace.operations import Operation, SpanView
+
 
 def attribute(trace: Trace) -> ReportData:
     """The report of a trace."""
@@ -207,7 +208,8 @@ class _Attribution:
         kept, touched = [], set(anchors)
         for edge in edges:
             ends = [region for region in (edge.source, edge.destination) if region is not None]
-            if edge.mover or edge.held or id(edge) in taken or any(find(region) in reached for region in ends):
+            told = edge.mover and self._tells(self.ops.spans[edge.span], op)
+            if told or edge.held or id(edge) in taken or any(find(region) in reached for region in ends):
                 kept.append(edge)
                 touched.update(ends)
         roles = {}
@@ -241,6 +243,11 @@ class _Attribution:
             for edge in family
         ]
 
+    @staticmethod
+    def _tells(span: SpanView, op: Operation) -> bool:
+        """Whether what a span handles is payload for certain: a primitive may be at work on anything."""
+        return span.site.library != "python" or op.root.by_hand
+
     def _anchors(self, op: Operation) -> tuple[set[int], set[int]]:
         """Regions that hold payload because a probe saw it there, and those of them that are the result."""
         anchors: set[int] = set()
@@ -250,7 +257,7 @@ class _Attribution:
             number = stack.pop()
             span = self.ops.spans[number]
             stack += span.children
-            if span.is_metadata:
+            if span.is_metadata or not self._tells(span, op):
                 continue
             for sighting in self.located.sightings.get(number, ()):
                 if sighting.region is None:
