@@ -172,6 +172,8 @@ def _own(code: CodeType) -> bool:
 def _worthwhile(name: str, argument: Any) -> bool:
     if name in _UNSIZED:
         return True
+    if name == "bytes" and type(argument) is bytes:
+        return False
     if isinstance(argument, list | tuple):
         return name in _LISTS and sum(extent[3] for extent in extents(argument)) >= SMALLEST
     if isinstance(argument, np.ndarray):
