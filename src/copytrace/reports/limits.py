@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib import metadata
 from typing import TYPE_CHECKING
 
 from copytrace.errors import CopytraceError
+from copytrace.layers import CARRIERS, CRATE_LAYERS, LIBRARY_LAYERS, MODULE_LAYERS, project_of
 from copytrace.reports import wording
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ def measured(report: ReportData, limits: Limits) -> list[Path]:
     with_payload = [path for path in fitting if path.copies is not None]
     if not with_payload:
         raise CopytraceError(wording.plain(f"--path {limits.path}: the paths that fit moved no payload"))
-    if limits.layer and limits.layer not in (known := _layers(report)):
+    if limits.layer and limits.layer not in (known := _layers(report)) and not _is_known(limits.layer):
         raise CopytraceError(wording.plain(f"--layer {limits.layer}: not in this report; there are {', '.join(known)}"))
     if limits.max_extra_at_peak is not None and not report.coverage.memray:
         raise CopytraceError("--max-extra-at-peak: allocations were not recorded; run without --no-memray")
@@ -94,6 +96,17 @@ def _layers(report: ReportData) -> list[str]:
     return sorted(names - {""})
 
 
+def _is_known(layer: str) -> bool:
+    """Whether it is a layer or project of copytrace's tables or an installed distribution, which may have no copies."""
+    named = {"user", *MODULE_LAYERS.values(), *CRATE_LAYERS.values(), *LIBRARY_LAYERS.values()}
+    if layer in named or layer in map(project_of, named):
+        return True
+    try:
+        return bool(metadata.version(layer))
+    except (metadata.PackageNotFoundError, ValueError):
+        return False
+
+
 def _copiers(steps: Iterable[Step]) -> tuple[str, ...]:
     ranked = sorted(steps, key=lambda step: (-step.avoidable_bytes, -step.bytes))
     return tuple(_copier(step) for step in ranked)
@@ -102,6 +115,8 @@ def _copiers(steps: Iterable[Step]) -> tuple[str, ...]:
 def _copier(step: Step) -> str:
     amount = f"{wording.pieces(step.count, step.bytes)} = " if step.count > 1 else ""
     where = wording.place(step.site)
+    if step.site.function in CARRIERS and (caller := next(iter(wording.callers(step)), None)):
+        where = f"called from {wording.plain(caller.function)}, {wording.place(caller)}"
     parts = [f"{step.kind} {amount}{wording.size(step.bytes)}, {wording.times(step.ratio)}", wording.blame(step), where]
     return f"{wording.plain(f'{step.layer} {step.site.function}')}: {', '.join(part for part in parts if part)}"
 
