@@ -33,7 +33,7 @@ _RUNTIME_CRATES = frozenset(
 )
 """Crates that carry out orders, as the standard library does in Python."""
 
-_MOST_CALLERS = 6
+_MOST_CALLERS = 10
 
 
 class Name(NamedTuple):
@@ -197,7 +197,7 @@ class Namer:
 
     def _name_span(self, span: SpanView, primitive: str) -> Name:
         frame = site_frame(span)
-        above = self.spans.get(span.parent) if span.id != span.operation else None
+        above = self.spans.get(span.parent)
         chain = callers((*noted_callers(span), *self._callers_above(above)))
         if span.by_hand and chain:
             return Name(chain[0].layer, chain[0], primitive, chain[1:])
@@ -207,11 +207,11 @@ class Namer:
         return Name(layer, frame, primitive, chain)
 
     def _callers_above(self, span: SpanView | None) -> tuple[Frame, ...]:
-        """The sites of a span and of those above it, and who called them, up to the operation."""
+        """The sites of a span and of those above it, and who called them; what called the operation is among them."""
         frames: list[Frame] = []
         while span is not None:
             frames += (site_frame(span), *noted_callers(span))
-            span = self.spans.get(span.parent) if span.id != span.operation else None
+            span = self.spans.get(span.parent)
         return callers(frames)
 
     def _library(self, operation: int) -> str:
