@@ -8,6 +8,8 @@ memray's thread numbers their threads.
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from itertools import chain, islice
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,7 +31,12 @@ _FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_
 _BLOCK = 1 << 16
 _MMAP_THRESHOLD = 128 << 10
 _MAX_FRAMES = 60
+_SMALLEST = 512
+_MUCH = 64 << 10
 
+
+UNRESOLVED = (Frame("(not resolved)", "", 0),)
+"""The stack of what is too little to be payload."""
 
 OWN_STACK = (Frame("copytrace", "copytrace", 0, layer="copytrace"),)
 """The stack of what copytrace itself allocated."""
@@ -67,56 +74,79 @@ def absent(reason: str) -> Allocations:
 def read(segments: Sequence[Segment], marks: NDArray[Any]) -> tuple[Allocations, list[str]]:
     """Read the captures of a session, in order, and what could not be read of them."""
     notes: list[str] = []
-    rows: list[NDArray[np.uint64]] = []
-    positions: list[NDArray[np.int64]] = []
-    indices: list[NDArray[np.int64]] = []
-    stacks: list[tuple[Frame, ...]] = [()]
-    offset = 0
-    for segment in segments:
-        try:
-            stream = _load(segment, stacks)
-        except (OSError, RuntimeError, ValueError) as error:
-            notes.append(f"memray capture {segment.path.name} could not be read: {str(error).splitlines()[0]}")
-            continue
-        position, index = match_marks(stream, segment.first_mark, len(marks))
-        rows.append(stream)
-        positions.append(position + offset)
-        indices.append(index)
-        offset += len(stream)
-    if not rows:
-        return absent("; ".join(notes) or "no memray capture"), notes
-    table = np.concatenate(rows)
-    return _lifetimes(table, np.concatenate(positions), np.concatenate(indices), marks, tuple(stacks)), notes
+    loaded: list[_Stream] = []
+    with ExitStack() as readers:
+        for segment in segments:
+            try:
+                loaded.append(_load(segment, len(loaded), sum(len(s.records) for s in loaded), readers))
+            except (OSError, RuntimeError, ValueError) as error:
+                notes.append(f"memray capture {segment.path.name} could not be read: {str(error).splitlines()[0]}")
+        if not loaded:
+            return absent("; ".join(notes) or "no memray capture"), notes
+        rows = np.concatenate([stream.rows for stream in loaded])
+        found = [match_marks(stream.rows, stream.first_mark, len(marks)) for stream in loaded]
+        starts = np.cumsum([0, *(len(stream.rows) for stream in loaded[:-1])])
+        position = np.concatenate([at + start for (at, _), start in zip(found, starts, strict=True)])
+        index = np.concatenate([number for _, number in found])
+        blocks = _lifetimes(rows, position, index, marks)
+        return replace(blocks, stacks=_stacks(blocks, loaded)), notes
 
 
-def _load(segment: Segment, stacks: list[tuple[Frame, ...]]) -> NDArray[np.uint64]:
-    """The records of one capture, shape (records, 6): thread, address, size, allocator, index into ``stacks``, 0."""
+class _Stream(NamedTuple):
+    """A capture in memory. ``rows`` have the order of ``_FIELDS``, but the stack is an index into ``records``, counted
+    on over all streams (0: none), each of which is one record with that stack.
+    """
+
+    rows: NDArray[np.uint64]
+    records: list[Any]
+    first_mark: int
+    native: bool
+
+
+def _load(segment: Segment, number: int, offset: int, readers: ExitStack) -> _Stream:
     from memray import FileReader
 
     blocks: list[NDArray[np.uint64]] = []
-    known: dict[int, int] = {}
+    known: dict[int, int] = {0: 0}
+    kept: list[Any] = []
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with FileReader(segment.path, max_memory_records=1) as reader:
-            records = iter(reader.get_allocation_records())
-            while batch := list(islice(records, _BLOCK)):
-                flat = np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.uint64, 6 * len(batch))
-                block = flat.reshape(-1, 6)
-                keys = block[:, 4] << np.uint64(32) | block[:, 5]
-                keys[(block[:, 3] == FREE) | (block[:, 3] == MUNMAP)] = 0
-                distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-                for key, row in zip(distinct.tolist(), first.tolist(), strict=True):
-                    if key not in known:
-                        known[key] = len(stacks) if key else 0
-                        if key:
-                            stacks.append(_resolve(batch[row], segment.native))
-                block[:, 4] = np.array([known[key] for key in distinct.tolist()], np.uint64)[inverse]
-                blocks.append(block)
+        reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
+        records = iter(reader.get_allocation_records())
+        while batch := list(islice(records, _BLOCK)):
+            flat = np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.uint64, 6 * len(batch))
+            block = flat.reshape(-1, 6)
+            keys = block[:, 4] << np.uint64(32) | block[:, 5]
+            keys[(block[:, 3] == FREE) | (block[:, 3] == MUNMAP)] = 0
+            distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+            for key, row in zip(distinct.tolist(), first.tolist(), strict=True):
+                if key not in known:
+                    kept.append(batch[row])
+                    known[key] = offset + len(kept)
+            block[:, 4] = np.array([known[key] for key in distinct.tolist()], np.uint64)[inverse]
+            block[:, 0] += np.uint64(number << 32)
+            blocks.append(block)
     finally:
         if collecting:
             gc.enable()
-    return np.concatenate(blocks) if blocks else np.zeros((0, 6), np.uint64)
+    rows = np.concatenate(blocks) if blocks else np.zeros((0, 6), np.uint64)
+    return _Stream(rows, kept, segment.first_mark, segment.native)
+
+
+def _stacks(blocks: Allocations, loaded: Sequence[_Stream]) -> tuple[tuple[Frame, ...], ...]:
+    """The stacks of what may be payload: allocated inside a span, or much of it. Resolving a stack takes up to a
+    millisecond, and importing a library makes thousands.
+    """
+    count = 1 + sum(len(stream.records) for stream in loaded)
+    total = np.bincount(blocks.stack, blocks.size, count)
+    inside = np.bincount(blocks.stack, (blocks.span > 0) & (blocks.size >= _SMALLEST), count)
+    wanted = (inside > 0) | (total >= _MUCH)
+    stacks: list[tuple[Frame, ...]] = [()]
+    for stream in loaded:
+        for record in stream.records:
+            stacks.append(_resolve(record, stream.native) if wanted[len(stacks)] else UNRESOLVED)
+    return tuple(stacks)
 
 
 def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
@@ -124,16 +154,13 @@ def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
     interpreter. Callbacks of ``sys.monitoring`` have no Python frame in memray's stacks.
     """
     python = record.stack_trace(_MAX_FRAMES)
-    if native:
-        try:
-            mixed = record.hybrid_stack_trace(_MAX_FRAMES)
-        except AssertionError:  # memray 1.20 raises it now and then for hybrid stacks
-            mixed = python
-    else:
-        mixed = python
-    known = set(python)
     if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
         return OWN_STACK
+    mixed = python
+    if native:
+        with suppress(AssertionError):  # memray 1.20 raises it now and then for hybrid stacks
+            mixed = record.hybrid_stack_trace(_MAX_FRAMES)
+    known = set(python)
     frames: list[Frame] = []
     innermost = True
     for entry in mixed:
@@ -148,6 +175,18 @@ def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
             if innermost or frame.layer:
                 frames.append(frame)
     return tuple(frames)
+
+
+def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
+    """The innermost span on each ``thread`` at each ``sequence``; shape (n,)."""
+    result = np.zeros(len(sequence), np.uint64)
+    for number in np.unique(marks["thread"]):
+        own = marks[marks["thread"] == number]
+        mine = np.flatnonzero(thread == number)
+        latest = np.searchsorted(own["sequence"], sequence[mine], side="right") - 1
+        known = latest >= 0
+        result[mine[known]] = own["span"][latest[known]]
+    return result
 
 
 def match_marks(rows: NDArray[np.uint64], first_mark: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -174,7 +213,6 @@ def _lifetimes(
     position: NDArray[np.int64],
     index: NDArray[np.int64],
     marks: NDArray[Any],
-    stacks: tuple[tuple[Frame, ...], ...],
 ) -> Allocations:
     count = len(rows)
     thread, address, size, allocator, stack = (rows[:, i] for i in range(5))
@@ -184,14 +222,10 @@ def _lifetimes(
     sequence[position] = marks["sequence"][index]
     sequence = np.maximum.accumulate(sequence)
 
-    span = np.zeros(count, np.uint64)
-    for tid in np.unique(thread[position]):
-        own = position[thread[position] == tid]
-        of_thread = np.flatnonzero(thread == tid)
-        latest = np.searchsorted(own, of_thread, side="right") - 1
-        known = latest >= 0
-        spans = marks["span"][index[thread[position] == tid]]
-        span[of_thread[known]] = spans[latest[known]]
+    threads = dict(zip(thread[position].tolist(), marks["thread"][index].tolist(), strict=True))
+    numbers, inverse = np.unique(thread, return_inverse=True)
+    named = np.array([threads.get(number, 0) for number in numbers.tolist()], np.uint64)
+    span = spans_of(sequence[:-1], named[inverse], marks)
 
     order = np.lexsort((np.arange(count), address))
     same = np.zeros(count, bool)
@@ -216,7 +250,6 @@ def _lifetimes(
         stack=stack[born].astype(np.uint32),
         previous=previous,
         moved=moved,
-        stacks=stacks,
         records=count,
     )
 

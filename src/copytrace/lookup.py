@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from copytrace.allocations import spans_of
 from copytrace.model import OUTPUT, Trace
 from copytrace.operations import is_metadata
 
@@ -136,18 +137,6 @@ class _Blocks:
         """Regions that cover the range, the likeliest first: nearest start, then newest."""
         end = address + nbytes
         return self.small.find(address, end) or self.large.find(address, end)
-
-
-def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
-    """The innermost span on each ``thread`` at each ``sequence``; shape (n,)."""
-    result = np.zeros(len(sequence), np.uint64)
-    for number in np.unique(marks["thread"]):
-        own = marks[marks["thread"] == number]
-        mine = np.flatnonzero(thread == number)
-        latest = np.searchsorted(own["sequence"], sequence[mine], side="right") - 1
-        known = latest >= 0
-        result[mine[known]] = own["span"][latest[known]]
-    return result
 
 
 def locate(trace: Trace) -> Located:
