@@ -17,12 +17,11 @@ from typing import Any
 
 import pytest
 import wrapt
-from probed import calls
 
 from copytrace.model import ProbeStatus
 from copytrace.probes import Attachment, Family, Probe, Site, attach_all
 from copytrace.probes._attach import _shipped, covers
-from copytrace.recorder import recorder
+from probed import calls
 from spooled import recording
 
 
@@ -111,7 +110,9 @@ class TestIdentity:
         order = list(vars(calls.Base))
         names = [*(f"probed.calls:{n}" for n in self.PLACES), *(f"probed.calls:Base.{n}" for n in self.METHODS)]
         for _ in range(2):
-            attachment = attach(Probe(name="p", library="probed", sites=tuple(Site(target=n, kind="copy") for n in names)))
+            attachment = attach(
+                Probe(name="p", library="probed", sites=tuple(Site(target=n, kind="copy") for n in names))
+            )
             assert status(attachment).status == "attached"
             assert all(vars(calls)[n] is not before[n] for n in self.PLACES)
             assert all(vars(calls.Base)[n] is not before[n] for n in self.METHODS)
@@ -139,7 +140,10 @@ class TestIdentity:
         assert "inherited" not in vars(calls.Derived)
 
     def test_same_place_named_twice_is_one_span(self, tmp_path: Path) -> None:
-        twice = (Site(target="probed.calls:function", kind="copy"), Site(target="probed.calls:function", kind="copy", name="again"))
+        twice = (
+            Site(target="probed.calls:function", kind="copy"),
+            Site(target="probed.calls:function", kind="copy", name="again"),
+        )
         with recording(tmp_path, Probe(name="p", library="probed", sites=twice)) as recorded:
             calls.function(b"1")
         assert recorded.names == ["probed.calls.function"]
@@ -215,7 +219,9 @@ class TestStatus:
         assert found.sites == ({"name": "numpy:nowhere", "status": "missing", "reason": found.reason},)
 
     def test_missing_outside_of_its_versions_is_no_fault(self, attach: Callable[..., Attachment]) -> None:
-        probe = Probe(name="numpy", library="numpy", sites=(Site(target="numpy:nowhere", kind="copy", versions="<1.0"),))
+        probe = Probe(
+            name="numpy", library="numpy", sites=(Site(target="numpy:nowhere", kind="copy", versions="<1.0"),)
+        )
         found = status(attach(probe))
         assert (found.status, found.sites) == ("attached", ())
 
@@ -226,7 +232,11 @@ class TestStatus:
     def test_not_installed(self, attach: Callable[..., Attachment]) -> None:
         probe = Probe(name="none", library="no-such-distribution", sites=(Site(target="no_such:thing", kind="copy"),))
         found = status(attach(probe))
-        assert (found.status, found.version, found.reason) == ("not-installed", "", "no-such-distribution is not installed")
+        assert (found.status, found.version, found.reason) == (
+            "not-installed",
+            "",
+            "no-such-distribution is not installed",
+        )
 
     @pytest.mark.parametrize("name", ["shape", "constant", "Base"])
     def test_what_is_no_function_fails(self, attach: Callable[..., Attachment], name: str) -> None:
@@ -325,7 +335,12 @@ class TestImports:
     """
 
     def probe(self, name: str, *targets: str, **options: Any) -> Probe:
-        return Probe(name=name, library=name, sites=tuple(Site(target=f"{name}{t}", kind="copy", **options) for t in targets), module=name)
+        return Probe(
+            name=name,
+            library=name,
+            sites=tuple(Site(target=f"{name}{t}", kind="copy", **options) for t in targets),
+            module=name,
+        )
 
     def test_library_imported_later(self, tmp_path: Path, library: Callable[..., str]) -> None:
         name = library("from NAME.inner import work as imported_by_name", inner=self.SOURCE)
@@ -351,7 +366,9 @@ class TestImports:
         assert recorded.names == [f"{name}.late.work"]
         assert not hasattr(module.work, "__wrapped__")
 
-    def test_library_imported_after_the_session_is_left_alone(self, tmp_path: Path, library: Callable[..., str]) -> None:
+    def test_library_imported_after_the_session_is_left_alone(
+        self, tmp_path: Path, library: Callable[..., str]
+    ) -> None:
         name = library(self.SOURCE)
         finders = list(sys.meta_path)
         with recording(tmp_path / "s", self.probe(name, ":work")):
@@ -360,7 +377,9 @@ class TestImports:
         module = importlib.import_module(name)
         assert not hasattr(module.work, "__wrapped__")
 
-    def test_session_that_ends_during_an_import(self, tmp_path: Path, library: Callable[..., str], attach: Callable[..., Attachment]) -> None:
+    def test_session_that_ends_during_an_import(
+        self, library: Callable[..., str], attach: Callable[..., Attachment]
+    ) -> None:
         name = library(self.SOURCE + "\n        import probed\n        probed.attachment.detach()\n")
         import probed
 
@@ -369,7 +388,9 @@ class TestImports:
         del probed.attachment  # type: ignore[attr-defined]
         assert not hasattr(module.work, "__wrapped__")
 
-    def test_import_that_raises_raises_as_before(self, library: Callable[..., str], attach: Callable[..., Attachment]) -> None:
+    def test_import_that_raises_raises_as_before(
+        self, library: Callable[..., str], attach: Callable[..., Attachment]
+    ) -> None:
         name = library(self.SOURCE + "\n        raise OSError('no disk')\n")
         attachment = attach(self.probe(name, ":work"))
         with pytest.raises(OSError, match="no disk") as caught:
@@ -378,24 +399,29 @@ class TestImports:
         assert set(sites(attachment).values()) == {"waiting"}
         assert caught.value.__cause__ is None
 
-    def test_spec_found_in_a_session_and_executed_after_it(self, library: Callable[..., str], attach: Callable[..., Attachment]) -> None:
+    def test_spec_found_in_a_session_and_executed_after_it(
+        self, library: Callable[..., str], attach: Callable[..., Attachment]
+    ) -> None:
         name = library(self.SOURCE)
         attachment = attach(self.probe(name, ":work"))
         spec = importlib.util.find_spec(name)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         attachment.detach()
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         assert not hasattr(module.work, "__wrapped__")
         assert "exec_module" not in vars(spec.loader)
 
-    def test_import_that_raises_and_works_the_second_time(self, library: Callable[..., str], attach: Callable[..., Attachment]) -> None:
-        name = library("import probed\nif probed.broken: raise OSError\ndef work(data): return data\n")
+    def test_import_that_raises_and_works_the_second_time(
+        self, library: Callable[..., str], attach: Callable[..., Attachment]
+    ) -> None:
+        name = library("import probed\nif probed.broken: raise OSError('broken')\ndef work(data): return data\n")
         import probed
 
         attachment = attach(self.probe(name, ":work"))
         probed.broken = True  # type: ignore[attr-defined]
-        with pytest.raises(OSError):
+        with pytest.raises(OSError, match="broken"):
             importlib.import_module(name)
         probed.broken = False  # type: ignore[attr-defined]
         importlib.import_module(name)
@@ -412,7 +438,9 @@ class TestImports:
             raise RuntimeError("of the probe")
 
         family = Family(base=f"{name}:Store", methods=(Site(target="get", kind="request"),), adapt=broken)
-        attachment = attach(Probe(name=name, library=name, families=(family,), sites=(Site(target=f"{name}:work", kind="copy"),)))
+        attachment = attach(
+            Probe(name=name, library=name, families=(family,), sites=(Site(target=f"{name}:work", kind="copy"),))
+        )
         module = importlib.import_module(name)
         assert module.work(b"1") == b"1"
         found = {site["name"]: site for site in status(attachment).sites}
@@ -436,7 +464,10 @@ class TestImports:
         name = library("import time; time.sleep(0.05)", inner=self.SOURCE)
         results: list[types.ModuleType] = []
         with recording(tmp_path / "s", self.probe(name, ".inner:work")) as recorded:
-            started = [threading.Thread(target=lambda: results.append(importlib.import_module(f"{name}.inner"))) for _ in range(3)]
+            started = [
+                threading.Thread(target=lambda: results.append(importlib.import_module(f"{name}.inner")))
+                for _ in range(3)
+            ]
             for thread in started:
                 thread.start()
             for thread in started:
@@ -454,8 +485,6 @@ class TestFamilies:
         class Store(abc.ABC):
             @abc.abstractmethod
             def get(self, key: str) -> bytes: ...
-
-            def close(self) -> None: ...
 
         class Local(Store):
             def get(self, key: str) -> bytes:
@@ -475,7 +504,7 @@ class TestFamilies:
 
             class Late(Store):
                 def get(self, key: str) -> bytes:
-                    return b"late" * 5
+                    return b"late" * 5 if key else b""
 
             class Later(Late):
                 def get(self, key: str) -> bytes:
@@ -553,7 +582,13 @@ class TestReturns:
             assert sites(attachment)["returning.Result.bytes"] == "attached"
             assert sites(attachment)["returning.Result.gone"] == "waiting"
         del sys.modules["returning"]
-        assert recorded.names == ["returning.get", "returning.get", "returning.Result.bytes", "returning.get", "returning.Result.bytes"]
+        assert recorded.names == [
+            "returning.get",
+            "returning.get",
+            "returning.Result.bytes",
+            "returning.get",
+            "returning.Result.bytes",
+        ]
         assert vars(Result)["bytes"] is original
 
 
@@ -563,7 +598,7 @@ def test_attaching_is_quick() -> None:
     import numcodecs
     import zarr
 
-    assert zarr and numcodecs
+    assert zarr.__version__ > numcodecs.__version__
     attach_all().detach()
     took = []
     for _ in range(5):
@@ -576,6 +611,9 @@ def test_attaching_is_quick() -> None:
 def test_importing_the_probes_imports_no_library() -> None:
     import subprocess
 
-    program = "import sys, copytrace.probes; copytrace.probes.attach_all().detach(); print(sorted({'zarr', 'numcodecs', 'obstore', 'memray'} & set(sys.modules)))"
+    program = (
+        "import sys, copytrace.probes; copytrace.probes.attach_all().detach(); "
+        "print(sorted({'zarr', 'numcodecs', 'obstore', 'memray'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

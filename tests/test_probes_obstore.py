@@ -68,7 +68,8 @@ class _Bucket(BaseHTTPRequestHandler):
         else:
             self._answer(200, body, **modified)
 
-    do_HEAD = do_GET
+    def do_HEAD(self) -> None:
+        self.do_GET()
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +162,10 @@ class TestEverySite:
         raw = {name: getattr(obstore, name) for name in dir(obstore)}
         methods = dict(vars(obstore.store.ObjectStoreMethods))
         kind = type(obstore.get(store, "b"))
-        of_result = {name: vars(kind).get(name) for name in ("bytes", "bytes_async", "buffer", "buffer_async", "stream", "__iter__")}
+        of_result = {
+            name: vars(kind).get(name)
+            for name in ("bytes", "bytes_async", "buffer", "buffer_async", "stream", "__iter__")
+        }
         with recording(tmp_path / "spool") as recorded:
             got = everything(store)
             assert recorded.attachment is not None
@@ -240,7 +244,10 @@ class TestAsync:
             asyncio.run(main())
             with pytest.raises(FileNotFoundError):
                 obstore.get(store, "missing")
-        assert [(span.name, span.error) for span in recorded.spans] == [("obstore.get_async", True), ("obstore.get", True)]
+        assert [(span.name, span.error) for span in recorded.spans] == [
+            ("obstore.get_async", True),
+            ("obstore.get", True),
+        ]
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, memoryview, lambda data: obstore.Bytes(data)])

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from probed import calls
 
 from copytrace.probes import Probe, Site, attach_all
 from copytrace.probes.primitives import SMALLEST
 from copytrace.probes.python import PROBE, Carrier, Primitives
 from copytrace.recorder import parent_span, recorder, threads
+from probed import calls
 from spooled import recording
 
 N = 1013
@@ -128,7 +128,10 @@ class TestCarrier:
         async def main() -> int:
             return await asyncio.to_thread(lambda: threads.state.current)
 
-        with recording(tmp_path, carrier(Site(target="probed.calls:plain", kind="copy"))) as recorded, recorder.operation("a"):
+        with (
+            recording(tmp_path, carrier(Site(target="probed.calls:plain", kind="copy"))) as recorded,
+            recorder.operation("a"),
+        ):
             assert asyncio.run(main()) == parent_span.get()
         assert recorded.named("copytrace.operation")
 
@@ -170,7 +173,12 @@ PROGRAMS: dict[str, tuple[str, str, Callable[[Path], Any], list[int]]] = {
     "bytearray": ("bytearray", "copy", lambda _: bytearray(BYTES), [N]),
     "numpy.array": ("numpy.array", "copy", lambda _: np.array(FLAT), [4 * N]),
     "numpy.ascontiguousarray": ("numpy.ascontiguousarray", "gather", lambda _: np.ascontiguousarray(STRIDED), [4 * N]),
-    "numpy.asfortranarray": ("numpy.asfortranarray", "gather", lambda _: np.asfortranarray(STRIDED.reshape(1, -1)[:, ::3]), [4 * 338]),
+    "numpy.asfortranarray": (
+        "numpy.asfortranarray",
+        "gather",
+        lambda _: np.asfortranarray(STRIDED.reshape(1, -1)[:, ::3]),
+        [4 * 338],
+    ),
     "numpy.concatenate": ("numpy.concatenate", "join", lambda _: np.concatenate([FLAT, FLAT]), [4 * N, 4 * N]),
 }
 
@@ -191,7 +199,7 @@ class TestPrimitives:
         assert attributes["caller"].endswith("<lambda>")
         assert Path(attributes["file"]).name == Path(__file__).name
         line = Path(__file__).read_text().splitlines()[attributes["line"] - 1]
-        assert f'"{program}"' in line
+        assert program.rpartition(".")[2] in line
 
     def test_copyto_has_a_destination(self, tmp_path: Path) -> None:
         target = np.zeros(N)
@@ -304,7 +312,11 @@ class TestPrimitives:
 
     def test_beside_a_profiler_and_a_tracer(self, tmp_path: Path) -> None:
         profiled: list[str] = []
-        sys.setprofile(lambda _frame, event, argument: profiled.append(getattr(argument, "__name__", event)) if event == "c_call" else None)
+        sys.setprofile(
+            lambda _frame, event, argument: (
+                profiled.append(getattr(argument, "__name__", event)) if event == "c_call" else None
+            )
+        )
         try:
             with recording(tmp_path, primitives()) as recorded:
                 FLAT.tobytes()
@@ -360,5 +372,3 @@ def test_status_of_the_probe(tmp_path: Path) -> None:
         (found,) = recorded.attachment.statuses()
     assert (found.status, found.version) == ("attached", sys.version.split()[0])
     assert [site["name"] for site in found.sites] == ["concurrent.futures.ThreadPoolExecutor.submit", "sys.monitoring"]
-
-

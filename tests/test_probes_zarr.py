@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ import zarr.abc.codec
 import zarr.abc.store
 import zarr.codecs
 import zarr.storage
-import zarr_programs as programs
 from zarr.core.buffer import BufferPrototype, cpu
-from zarr_programs import CHUNKS, DATA, PROTOTYPE, SHAPE, VERSION
 
+import zarr_programs as programs
 from copytrace.probes import Attachment
 from copytrace.probes.numcodecs import PROBE as NUMCODECS
 from copytrace.probes.zarr import PROBE as ZARR
 from copytrace.recorder import recorder
 from spooled import Recorded, Span, recording
+from zarr_programs import CHUNKS, DATA, SHAPE, VERSION
 
 NBYTES = DATA.nbytes
 
@@ -33,7 +33,9 @@ NBYTES = DATA.nbytes
 def equal(first: Any, second: Any) -> bool:
     if isinstance(first, np.ndarray):
         same = first.dtype == second.dtype and first.shape == second.shape
-        return same and (equal(list(first.flat), list(second.flat)) if first.dtype == object else first.tobytes() == second.tobytes())
+        return same and (
+            equal(list(first.flat), list(second.flat)) if first.dtype == object else first.tobytes() == second.tobytes()
+        )
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(equal, first, second))
     return bool(first == second)
@@ -44,15 +46,17 @@ def fsspec_store(directory: Path) -> zarr.abc.store.Store:
     from fsspec.implementations.memory import MemoryFileSystem
 
     MemoryFileSystem.store.clear()
-    return zarr.storage.FsspecStore(AsyncFileSystemWrapper(MemoryFileSystem(), asynchronous=True), path=f"/{directory.name}")
+    return zarr.storage.FsspecStore(
+        AsyncFileSystemWrapper(MemoryFileSystem(), asynchronous=True), path=f"/{directory.name}"
+    )
 
 
-def object_store(directory: Path) -> zarr.abc.store.Store:
+def object_store(_directory: Path) -> zarr.abc.store.Store:
     obstore = pytest.importorskip("obstore")
     return zarr.storage.ObjectStore(obstore.store.MemoryStore())
 
 
-def cache_store(directory: Path) -> zarr.abc.store.Store:
+def cache_store(_directory: Path) -> zarr.abc.store.Store:
     cache = pytest.importorskip("zarr.experimental.cache_store")
     return cache.CacheStore(zarr.storage.MemoryStore(), cache_store=zarr.storage.MemoryStore())
 
@@ -62,8 +66,12 @@ STORES: dict[str, Callable[[Path], zarr.abc.store.Store]] = {
     "MemoryStore": lambda _directory: zarr.storage.MemoryStore(),
     "ZipStore": lambda directory: zarr.storage.ZipStore(directory / "a.zip", mode="w"),
     "FsspecStore(MemoryFileSystem)": fsspec_store,
-    "LoggingStore(MemoryStore)": lambda _directory: zarr.storage.LoggingStore(zarr.storage.MemoryStore(), log_level="ERROR"),
-    "WrapperStore(LocalStore)": lambda directory: zarr.storage.WrapperStore(zarr.storage.LocalStore(directory / "wrapped")),
+    "LoggingStore(MemoryStore)": lambda _directory: zarr.storage.LoggingStore(
+        zarr.storage.MemoryStore(), log_level="ERROR"
+    ),
+    "WrapperStore(LocalStore)": lambda directory: zarr.storage.WrapperStore(
+        zarr.storage.LocalStore(directory / "wrapped")
+    ),
 }
 if hasattr(zarr.storage, "ObjectStore"):
     STORES["ObjectStore(MemoryStore)"] = object_store
@@ -94,7 +102,7 @@ def everything(directory: Path) -> list[Any]:
         place = directory / f"{name.partition('(')[0]}-store"
         place.mkdir()
         store = make(place)
-        got.append(programs.stores(place, store))
+        got.append(programs.stores(store))
         store.close()
     return got
 
@@ -135,7 +143,11 @@ class TestEverySite:
             everything(tmp_path / "x")
         for span in recorded.spans:
             assert span.exit > span.enter
-            if span.kind in ("encode", "decode", "copy", "join", "gather", "convert", "scatter") and span.library == "zarr" and not span.error:
+            if (
+                span.kind in ("encode", "decode", "copy", "join", "gather", "convert", "scatter")
+                and span.library == "zarr"
+                and not span.error
+            ):
                 assert span.inputs or span.name.endswith(("__setitem__", "_single", "_sync")), span
         by_id = {span.id: span for span in recorded.spans}
         # Whatever thread or task it ran on, a request for a chunk has an operation above it.
@@ -166,10 +178,22 @@ class TestOperations:
             (lambda z: z.__setitem__((slice(3, 150), 2), DATA[3:150, 2]), "__setitem__", 147 * 4),
             (lambda z: z.__setitem__((slice(0, 10), slice(None)), 5), "__setitem__", 10 * 13 * 4),
             (lambda z: z.set_basic_selection((slice(0, 7),), DATA[:7]), "set_basic_selection", 7 * 13 * 4),
-            (lambda z: z.set_orthogonal_selection(([1, 150], slice(0, 5)), DATA[[2, 3], :5]), "set_orthogonal_selection", 2 * 5 * 4),
+            (
+                lambda z: z.set_orthogonal_selection(([1, 150], slice(0, 5)), DATA[[2, 3], :5]),
+                "set_orthogonal_selection",
+                2 * 5 * 4,
+            ),
             (lambda z: z.oindex.__setitem__(([3, 120], slice(None)), DATA[[4, 5]]), "oindex.__setitem__", 2 * 13 * 4),
-            (lambda z: z.set_mask_selection(DATA > 900, DATA[DATA > 900]), "set_mask_selection", int((DATA > 900).sum()) * 4),
-            (lambda z: z.set_coordinate_selection(([1, 9], [2, 3]), np.array([5, 6], "<i4")), "set_coordinate_selection", 8),
+            (
+                lambda z: z.set_mask_selection(DATA > 900, DATA[DATA > 900]),
+                "set_mask_selection",
+                int((DATA > 900).sum()) * 4,
+            ),
+            (
+                lambda z: z.set_coordinate_selection(([1, 9], [2, 3]), np.array([5, 6], "<i4")),
+                "set_coordinate_selection",
+                8,
+            ),
             (lambda z: z.vindex.__setitem__(([4, 9], [4, 5]), np.array([8, 9], "<i4")), "vindex.__setitem__", 8),
             (lambda z: z.set_block_selection((1, 0), DATA[:100]), "set_block_selection", 100 * 13 * 4),
             (lambda z: z.blocks.__setitem__(0, DATA[:100]), "blocks.__setitem__", 100 * 13 * 4),
@@ -241,7 +265,9 @@ class TestOperations:
         with recording(tmp_path) as recorded:
             z[...] = DATA
         outermost = operations(recorded)[0]
-        assert [(seen.address, seen.nbytes, seen.contiguous) for seen in outermost.seen] == [(DATA.ctypes.data, NBYTES, True)]
+        assert [(seen.address, seen.nbytes, seen.contiguous) for seen in outermost.seen] == [
+            (DATA.ctypes.data, NBYTES, True)
+        ]
 
     def test_out_is_a_destination(self, tmp_path: Path) -> None:
         z = programs.array(zarr.storage.MemoryStore())
@@ -309,12 +335,16 @@ class TestDescriptions:
         store.close()
         assert recorded.named("zarr.Array.__setitem__")[0].attributes["store"] == name
         kind = name.partition("(")[0]
-        written = [span for span in recorded.spans if span.attributes.get("key") == "c/0/0" and span.direction == "write"]
+        written = [
+            span for span in recorded.spans if span.attributes.get("key") == "c/0/0" and span.direction == "write"
+        ]
         assert written[0].attributes["store"] == name
         assert written[0].name.rsplit(".", 2)[1] in (kind, "WrapperStore")
         assert written[0].inputs == [100 * 13 * 4]
         if name != "ZipStore":
-            read = [span for span in recorded.spans if span.attributes.get("key") == "c/0/0" and span.direction == "read"]
+            read = [
+                span for span in recorded.spans if span.attributes.get("key") == "c/0/0" and span.direction == "read"
+            ]
             assert read[0].outputs == [100 * 13 * 4]
 
     @pytest.mark.parametrize(
@@ -323,8 +353,14 @@ class TestDescriptions:
             ({"compressors": None}, ["bytes"]),
             ({"compressors": [zarr.codecs.GzipCodec(), zarr.codecs.Crc32cCodec()]}, ["bytes", "gzip", "crc32c"]),
             ({"filters": zarr.codecs.TransposeCodec(order=(1, 0)), "compressors": None}, ["transpose", "bytes"]),
-            ({"chunks": (50, 13), "shards": (100, 13), "compressors": zarr.codecs.ZstdCodec()}, ["sharding(bytes+zstd)"]),
-            ({"zarr_format": 2, "compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<i4")]}, ["delta", "zstd"]),
+            (
+                {"chunks": (50, 13), "shards": (100, 13), "compressors": zarr.codecs.ZstdCodec()},
+                ["sharding(bytes+zstd)"],
+            ),
+            (
+                {"zarr_format": 2, "compressors": numcodecs.Zstd(), "filters": [numcodecs.Delta("<i4")]},
+                ["delta", "zstd"],
+            ),
             ({"zarr_format": 2, "compressors": None}, ["bytes"]),
         ],
     )
@@ -339,7 +375,9 @@ class TestDescriptions:
         z = programs.array(zarr.storage.WrapperStore(inner))
         with recording(tmp_path / "spool") as recorded:
             z[...] = DATA
-        assert operations(recorded)[0].attributes["store"] == "WrapperStore(LoggingStore(FsspecStore(MemoryFileSystem)))"
+        assert (
+            operations(recorded)[0].attributes["store"] == "WrapperStore(LoggingStore(FsspecStore(MemoryFileSystem)))"
+        )
 
 
 class TestUsersClasses:
@@ -353,7 +391,9 @@ class TestUsersClasses:
             z = programs.array(Mine())
             z[...] = DATA
             assert (z[...] == DATA).all()
-        requests = [span for span in recorded.spans if span.attributes.get("key") == "c/1/0" and span.direction == "read"]
+        requests = [
+            span for span in recorded.spans if span.attributes.get("key") == "c/1/0" and span.direction == "read"
+        ]
         assert [span.name.rsplit(".", 2)[1] for span in requests] == ["Mine", "MemoryStore"]
         assert requests[0].library == "test_probes_zarr"
         assert {span.attributes["store"] for span in requests} == {"Mine"}
@@ -370,7 +410,11 @@ class TestUsersClasses:
         with recording(tmp_path) as recorded:
             z[...] = DATA
         requests = [span for span in recorded.spans if span.attributes.get("key") == "c/1/0"]
-        assert [span.name.rsplit(".", 2)[1] for span in requests if span.kind == "request"] == ["Slow", "WrapperStore", "MemoryStore"]
+        assert [span.name.rsplit(".", 2)[1] for span in requests if span.kind == "request"] == [
+            "Slow",
+            "WrapperStore",
+            "MemoryStore",
+        ]
         assert requests[0].attributes["store"] == "Slow(MemoryStore)"
 
     def test_codec_defined_during_the_session(self, tmp_path: Path) -> None:
@@ -384,6 +428,7 @@ class TestUsersClasses:
 
                 @classmethod
                 def from_dict(cls, data: Any) -> Any:
+                    assert data["name"] == "reverse"
                     return cls()
 
                 def to_dict(self) -> Any:
@@ -440,7 +485,10 @@ class TestCopies:
             buffer[:, [1, 4]]
             buffer[np.arange(10) > 5]
         spans = recorded.named("zarr.core.buffer.cpu.NDBuffer.__getitem__")
-        assert [(span.kind, span.inputs, span.outputs) for span in spans] == [("gather", [960], [160]), ("gather", [960], [384])]
+        assert [(span.kind, span.inputs, span.outputs) for span in spans] == [
+            ("gather", [960], [160]),
+            ("gather", [960], [384]),
+        ]
 
     def test_reshape_copies_only_what_is_not_contiguous(self, tmp_path: Path) -> None:
         data = np.arange(120.0).reshape(10, 12)
@@ -458,7 +506,8 @@ class TestCopies:
             flat.to_bytes()
             flat + cpu.Buffer.from_bytes(b"y" * 7)
         convert, copy, to_bytes = (
-            recorded.one(f"zarr.core.buffer.{name}") for name in ("cpu.NDBuffer.astype", "core.NDBuffer.copy", "core.Buffer.to_bytes")
+            recorded.one(f"zarr.core.buffer.{name}")
+            for name in ("cpu.NDBuffer.astype", "core.NDBuffer.copy", "core.Buffer.to_bytes")
         )
         assert (convert.kind, convert.inputs, convert.outputs) == ("convert", [960], [480])
         assert (copy.kind, copy.inputs, copy.outputs) == ("copy", [960], [960])
@@ -494,7 +543,9 @@ class TestTransforms:
         with recording(tmp_path) as recorded:
             codec.decode(encoded, out)
             codec.decode(encoded, out=out)
-        assert [(span.inputs, span.destinations) for span in recorded.named("numcodecs.zstd.Zstd.decode")] == [([len(encoded)], [8000])] * 2
+        assert [(span.inputs, span.destinations) for span in recorded.named("numcodecs.zstd.Zstd.decode")] == [
+            ([len(encoded)], [8000])
+        ] * 2
 
     def test_instances_are_pickled_as_before(self, tmp_path: Path) -> None:
         import pickle
@@ -503,7 +554,11 @@ class TestTransforms:
         z = programs.array(store)
         z[...] = DATA
         with recording(tmp_path):
-            for thing in (numcodecs.Zstd(3), zarr.codecs.ZstdCodec(level=3), zarr.codecs.ShardingCodec(chunk_shape=(5,))):
+            for thing in (
+                numcodecs.Zstd(3),
+                zarr.codecs.ZstdCodec(level=3),
+                zarr.codecs.ShardingCodec(chunk_shape=(5,)),
+            ):
                 assert pickle.loads(pickle.dumps(thing)) == thing
             assert (pickle.loads(pickle.dumps(z))[...] == DATA).all()
 
@@ -522,7 +577,9 @@ class TestThreadsAndTasks:
     def test_two_writes_at_once_keep_apart(self, tmp_path: Path) -> None:
         async def main() -> None:
             arrays = [
-                await zarr.api.asynchronous.create(store=zarr.storage.LocalStore(tmp_path / name), shape=SHAPE, chunks=CHUNKS, dtype=DATA.dtype)
+                await zarr.api.asynchronous.create(
+                    store=zarr.storage.LocalStore(tmp_path / name), shape=SHAPE, chunks=CHUNKS, dtype=DATA.dtype
+                )
                 for name in "ab"
             ]
             await asyncio.gather(*(made.setitem(..., DATA) for made in arrays))
@@ -538,7 +595,8 @@ class TestThreadsAndTasks:
                     above = by_id[above.parent]
                 assert above in (first, second)
         under = {
-            top.id: sum(1 for span in recorded.named("zarr.storage.LocalStore.set") if _is_under(span, top, by_id)) for top in (first, second)
+            top.id: sum(1 for span in recorded.named("zarr.storage.LocalStore.set") if _is_under(span, top, by_id))
+            for top in (first, second)
         }
         assert under == {first.id: 3, second.id: 3}
 

@@ -30,17 +30,27 @@ def address_of(value: object) -> int:
 class TestExtents:
     @pytest.mark.parametrize(
         "value",
-        [b"x" * 1009, bytearray(1009), memoryview(b"y" * 1009), array.array("B", bytes(1009)), np.arange(1009, dtype="u1")],
+        [
+            b"x" * 1009,
+            bytearray(1009),
+            memoryview(b"y" * 1009),
+            array.array("B", bytes(1009)),
+            np.arange(1009, dtype="u1"),
+        ],
         ids=["bytes", "bytearray", "memoryview", "array.array", "ndarray"],
     )
     def test_contiguous_memory(self, value: object) -> None:
         assert extents(value) == ((1, address_of(value), 1009, 1009),)
 
-    @pytest.mark.parametrize("value", [b"", bytearray(), memoryview(b""), np.empty((0, 3)), np.empty((3, 0), order="F"), [], ()])
+    @pytest.mark.parametrize(
+        "value", [b"", bytearray(), memoryview(b""), np.empty((0, 3)), np.empty((3, 0), order="F"), [], ()]
+    )
     def test_nothing_has_no_extent(self, value: object) -> None:
         assert extents(value) == ()
 
-    @pytest.mark.parametrize("value", [None, 1, 1.5, "text", {"a": b"x"}, slice(3), object(), int, np.float64(3), iter([b"abc"])])
+    @pytest.mark.parametrize(
+        "value", [None, 1, 1.5, "text", {"a": b"x"}, slice(3), object(), int, np.float64(3), iter([b"abc"])]
+    )
     def test_what_holds_no_array_data(self, value: object) -> None:
         assert extents(value) == ()
 
@@ -48,7 +58,9 @@ class TestExtents:
         value = np.array(3.25)
         assert extents(value) == ((1, value.ctypes.data, 8, 8),)
 
-    @pytest.mark.parametrize("dtype", ["M8[ns]", "m8[s]", "U5", "S7", "V3", "O", [("a", "<i4"), ("b", "<f8")], ">f4", "c16"])
+    @pytest.mark.parametrize(
+        "dtype", ["M8[ns]", "m8[s]", "U5", "S7", "V3", "O", [("a", "<i4"), ("b", "<f8")], ">f4", "c16"]
+    )
     def test_every_dtype(self, dtype: object) -> None:
         value = np.zeros(7, dtype)
         assert extents(value) == ((1, value.ctypes.data, value.nbytes, value.nbytes),)
@@ -66,7 +78,9 @@ class TestExtents:
         st.lists(st.tuples(st.integers(1, 6), st.integers(-3, 3).filter(bool)), min_size=1, max_size=4),
         st.sampled_from(["u1", "<i2", "f8"]),
     )
-    def test_strided_views_span_their_lowest_to_their_highest_byte(self, axes: list[tuple[int, int]], dtype: str) -> None:
+    def test_strided_views_span_their_lowest_to_their_highest_byte(
+        self, axes: list[tuple[int, int]], dtype: str
+    ) -> None:
         whole = np.zeros([length * 3 for length, _ in axes], dtype)
         view = whole[tuple(slice(None, None, step) for _, step in axes)]
         ((contiguous, low, extent, size),) = extents(view)
@@ -209,7 +223,11 @@ class TestOperation:
         assert not Path(file).is_absolute()
 
     def test_error_is_noted_and_passes(self, tmp_path: Path) -> None:
-        with recording(tmp_path, attached=False) as recorded, pytest.raises(ZeroDivisionError), recorder.operation("bad"):
+        with (
+            recording(tmp_path, attached=False) as recorded,
+            pytest.raises(ZeroDivisionError),
+            recorder.operation("bad"),
+        ):
             raise ZeroDivisionError
         assert recorded.spans[0].error
 
@@ -342,7 +360,7 @@ class TestSpool:
                 kind="request",
                 inputs=("data",),
                 output=True,
-                describe=lambda call: {"key": str(next(numbers))},
+                describe=lambda _call: {"key": str(next(numbers))},
             )
             numbers = itertools.count()
             counter = itertools.count(1)

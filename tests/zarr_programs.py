@@ -150,13 +150,19 @@ def codecs(store: Any) -> list[Any]:
         z = zarr.create_array(store, name="texts", shape=(3,), chunks=(2,), dtype=str, **options)
         z[:] = texts
         got.append(list(z[:]))
-        z = zarr.create_array(store, name="raw", shape=(3,), chunks=(2,), dtype="variable_length_bytes" if VERSION >= (3, 1) else bytes)
+        z = zarr.create_array(
+            store, name="raw", shape=(3,), chunks=(2,), dtype="variable_length_bytes" if VERSION >= (3, 1) else bytes
+        )
         z[:] = np.array([b"a", b"bb", b"ccc"], dtype=object)
         got.append(list(z[:]))
         if VERSION >= (3, 1):
             wrapped = zarr.codecs.numcodecs
             through("numcodecs_bytes", DATA, compressors=[wrapped.BZ2()])
-            through("numcodecs_array", floats, filters=[wrapped.FixedScaleOffset(offset=0, scale=1, dtype="<f8", astype="<f8")])
+            through(
+                "numcodecs_array",
+                floats,
+                filters=[wrapped.FixedScaleOffset(offset=0, scale=1, dtype="<f8", astype="<f8")],
+            )
             try:
                 import pcodec
             except ImportError:
@@ -171,7 +177,7 @@ def codecs(store: Any) -> list[Any]:
     return got
 
 
-def stores(directory: Path, store: zarr.abc.store.Store) -> list[Any]:
+def stores(store: zarr.abc.store.Store) -> list[Any]:
     """Every method of a store that carries bytes."""
     from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
@@ -192,13 +198,15 @@ def stores(directory: Path, store: zarr.abc.store.Store) -> list[Any]:
                 await store.set_partial_values([("a/new", 3, b"abc")])
         got.append(text(await store.get("a/b", prototype=PROTOTYPE)))
         got.append(text(await store.get("missing", prototype=PROTOTYPE)))
-        for request in (RangeByteRequest(3, 9), OffsetByteRequest(1000), SuffixByteRequest(7)):
-            got.append(text(await store.get("a/b", prototype=PROTOTYPE, byte_range=request)))
-        found = await store.get_partial_values(PROTOTYPE, [("a/b", RangeByteRequest(0, 5)), ("a/new", RangeByteRequest(2, 4))])
+        requests = (RangeByteRequest(3, 9), OffsetByteRequest(1000), SuffixByteRequest(7))
+        got.extend([text(await store.get("a/b", prototype=PROTOTYPE, byte_range=request)) for request in requests])
+        found = await store.get_partial_values(
+            PROTOTYPE, [("a/b", RangeByteRequest(0, 5)), ("a/new", RangeByteRequest(2, 4))]
+        )
         got.extend(text(item) for item in found)
         if hasattr(store, "get_ranges"):
-            async for batch in store.get_ranges("a/b", [RangeByteRequest(1, 3), RangeByteRequest(5, 8)], prototype=PROTOTYPE):
-                got.append(sorted((index, text(item)) for index, item in batch))
+            ranges = store.get_ranges("a/b", [RangeByteRequest(1, 3), RangeByteRequest(5, 8)], prototype=PROTOTYPE)
+            got.extend([sorted((index, text(item)) for index, item in batch) async for batch in ranges])
         with_sync = getattr(zarr.abc.store, "_store_supports_sync_io", lambda store: hasattr(store, "get_sync"))
         if with_sync(store):
             store.set_sync("a/sync", value)
@@ -244,7 +252,10 @@ def fused(store: Any) -> list[Any]:
         for name, options in {
             "plain": {},
             "sharded": {"chunks": (50, 13), "shards": (100, 13)},
-            "around": {"serializer": zarr.codecs.ShardingCodec(chunk_shape=(50, 13)), "compressors": [zarr.codecs.GzipCodec()]},
+            "around": {
+                "serializer": zarr.codecs.ShardingCodec(chunk_shape=(50, 13)),
+                "compressors": [zarr.codecs.GzipCodec()],
+            },
         }.items():
             z = array(store, DATA, name=f"fused_{name}", **options)
             z[...] = DATA

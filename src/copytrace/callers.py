@@ -18,7 +18,8 @@ _SKIPPED = {"own", "standard"}
 
 
 def callers(most: int = _MOST) -> tuple[Caller, ...]:
-    """The innermost ``most`` frames above the caller's that are user code's or an installed library's, innermost first."""
+    """The innermost ``most`` frames above the caller's that are user code's or an installed library's, innermost first.
+    """
     found: list[Caller] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < most:
@@ -45,4 +46,3 @@ def _caller(frame: FrameType) -> Caller | None:
     if kind in _SKIPPED:
         return None
     return f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}", file, frame.f_lineno
-

@@ -1,6 +1,7 @@
 """Where an object's bytes lie: address, extent and size of anything that holds array data.
 
-Nothing is imported, copied or kept alive, and no code of another library runs but the buffer protocol and ``__array_interface__``.
+Nothing is imported, copied or kept alive, and no code of another library runs but the buffer protocol and
+``__array_interface__``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 
 type Extent = tuple[int, int, int, int]
-"""1 when all bytes between are its own, lowest address, bytes from there to one past the highest, elements x itemsize."""
+"""1 when all bytes between are its own, lowest address, bytes from there to one past the highest, elements x itemsize.
+"""
 
 type _Reader = Callable[[Any], tuple[Extent, ...]]
 
@@ -42,8 +44,9 @@ _BYTES_OFFSET = bytes.__basicsize__ - 1
 def extents(value: Any) -> tuple[Extent, ...]:
     """Where the data of ``value`` lies; empty when it has none, or none that can be told.
 
-    Understands ndarrays, anything with the buffer protocol (bytes, memoryview, mmap, ``obstore.Bytes``), ``__array_interface__``, zarr's
-    ``Buffer`` and ``NDBuffer``, classes of C or Rust with a ``buffer``, and lists and tuples of these.
+    Understands ndarrays, anything with the buffer protocol (bytes, memoryview, mmap, ``obstore.Bytes``),
+    ``__array_interface__``, zarr's ``Buffer`` and ``NDBuffer``, classes of C or Rust with a ``buffer``, and lists and
+    tuples of these.
     """
     kind = type(value)
     reader = _READERS.get(kind) or _LEARNT.get(kind)

@@ -1,7 +1,8 @@
 """The one owner of process-wide state: which span is open where, and the spool that closed spans are written to.
 
-Inert until :meth:`Recorder.begin`. A span's parent travels by ContextVar, into tasks and ``asyncio.to_thread``; which span is innermost on a
-thread is told to ``mark``, which numbers the change. Rows leave for the spool in blocks, so that memory does not grow with spans.
+Inert until :meth:`Recorder.begin`. A span's parent travels by ContextVar, into tasks and ``asyncio.to_thread``; which
+span is innermost on a thread is told to ``mark``, which numbers the change. Rows leave for the spool in blocks, so that
+memory does not grow with spans.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ parent_span: ContextVar[int] = ContextVar("copytrace_span", default=0)
 
 
 class ThreadState:
-    """What the recorder knows of one thread: its innermost open span and, during a step of a coroutine, the span beneath that step."""
+    """What is known of one thread: its innermost open span and, during a step of a coroutine, the one beneath it."""
 
     __slots__ = ("base", "busy", "copying", "current", "ident", "pending")
 
@@ -56,7 +57,7 @@ class ThreadState:
         """True while a probe looks at arguments or results: what it calls is not recorded."""
         self.copying = False
         """True inside of a span that is itself the copy."""
-        self.pending: list[tuple[Any, ...]] = []
+        self.pending: list[Any] = []
 
 
 class _Threads(threading.local):
@@ -87,12 +88,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.mark: Mark | None = None
-        """Tells that a span is now innermost on the calling thread and returns the sequence; None while no session is open."""
+        """Tells that a span is now innermost on the calling thread; returns the sequence. None when not recording."""
         self.failures = 0
         """Errors inside probes that were swallowed since the session opened."""
         self.first_failure = ""
         self.next_span = itertools.count(1).__next__
-        """Ids are never given twice in a process, so that what an earlier session left in a context is no span of this one."""
+        """Ids are never given twice in a process: what an earlier session left in a context is no span of this one."""
         self.spans = bytearray()
         self.seen = bytearray()
         self._sites: dict[SiteInfo, int] = {}
@@ -108,7 +109,9 @@ class Recorder:
             if self.mark is not None:
                 raise RuntimeError("the recorder is already recording: end() it first")
             _die_with_forks()
-            self._files = {name: (spool / name).open("wb", buffering=0) for name in (_SPANS, _SEEN, _SITES, _ATTRIBUTES)}
+            self._files = {
+                name: (spool / name).open("wb", buffering=0) for name in (_SPANS, _SEEN, _SITES, _ATTRIBUTES)
+            }
             self.failures, self.first_failure = 0, ""
             self._clear()
             for site in self._sites:
@@ -117,7 +120,7 @@ class Recorder:
             self.mark = mark
 
     def end(self) -> None:
-        """Stop recording and close the spool. Spans that are still open are left out. Does nothing when not recording."""
+        """Stop recording and close the spool; spans that are still open are left out. May be called again."""
         with self._lock:
             self.mark = None
             self.flush()
@@ -228,10 +231,11 @@ def _die_with_forks() -> None:
 
 
 class Operation:
-    """One operation named by hand. Inside a running event loop it only names the parent of what is called:
-    what else the loop runs meanwhile is not part of it."""
+    """One operation named by hand. Inside a running event loop it only names the parent of what is called: what else
+    the loop runs meanwhile is not part of it.
+    """
 
-    __slots__ = ("_close", "_parent", "_previous", "label", "payload")
+    __slots__ = ("_close", "label", "payload")
 
     def __init__(self, label: str, payload: int) -> None:
         self.label = label
@@ -260,30 +264,33 @@ class Operation:
                 state.current = previous
             if recorder.mark is mark:
                 leave = mark(threads.state.current)
-                row = (span, parent, site, attributes, state.ident, enter, leave, started, time.perf_counter_ns(), self.payload, error)
-                recorder.close(pack_span(*row))
+                row = (span, parent, site, attributes, state.ident, enter, leave, started)
+                recorder.close(pack_span(*row, time.perf_counter_ns(), self.payload, error))
 
         self._close = close
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self._close is not None:
             self._close(int(kind is not None))
 
 
 def _line(description: Mapping[str, Any]) -> bytes:
-    texts = [value for value in description.values() if type(value) is str]
-    if len(texts) < len(description):
-        return json.dumps(dict(description), default=str).encode() + b"\n"
+    """``description`` as a line of JSON; when it is all text, as a request's is, without the encoder's set-up."""
+    for value in description.values():
+        if type(value) is not str:
+            return json.dumps(dict(description), default=str).encode() + b"\n"
     fields = ", ".join([f"{quoted(name)}: {quoted(text)}" for name, text in description.items()])
     return f"{{{fields}}}\n".encode()
 
 
 def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo, ...], tuple[Mapping[str, Any], ...]]:
-    """Spans (``SPAN_DTYPE``, in the order they closed), buffers seen (``SEEN_DTYPE``), sites and attributes of a spool directory.
+    """Spans (``SPAN_DTYPE``, in the order they closed), buffers seen (``SEEN_DTYPE``), sites and attributes of a spool.
 
-    Buffers of spans that did not close are left out; a spool that was cut off in the middle of a row is read up to there.
-    Raises FileNotFoundError when there is no spool.
+    Buffers of spans that did not close are left out; a spool that was cut off in the middle of a row is read up to
+    there. Raises FileNotFoundError when there is no spool.
     """
     sites = tuple(SiteInfo(**fields) for fields in _lines(spool / _SITES))
     spans, seen = _rows(spool / _SPANS, SPAN_DTYPE), _rows(spool / _SEEN, SEEN_DTYPE)

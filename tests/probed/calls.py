@@ -12,7 +12,7 @@ log: list[str] = []
 
 def function(data: Any, /, extra: int = 3, *, scale: int = 1) -> Any:
     """Doubles."""
-    log.append("function")
+    log.append(f"function {extra} {scale}")
     return data * 2
 
 
@@ -42,7 +42,7 @@ def twice(work: Any) -> Any:
 
 @twice
 def decorated(data: Any, extra: int = 1) -> Any:
-    return data
+    return data if extra else None
 
 
 class Base:
@@ -51,7 +51,7 @@ class Base:
         self._data = None
 
     def method(self, data: Any, extra: Any = None) -> Any:
-        log.append("method")
+        log.append(f"method {extra}")
         return data
 
     def inherited(self, data: Any) -> Any:

@@ -33,7 +33,9 @@ _GROUP = "copytrace.probes"
 
 @dataclass(slots=True)
 class _Attached:
-    """How one probe fares. ``waiting`` are sites and families whose module is not imported yet; ``rows`` are (name, status, reason)."""
+    """How one probe fares. ``waiting`` are sites and families whose module is not imported yet; ``rows`` are (name,
+    status, reason).
+    """
 
     probe: Probe
     waiting: list[Site | Family]
@@ -42,7 +44,9 @@ class _Attached:
 
 
 class Attachment:
-    """Probes attached to the libraries that are imported, and waiting for those that are not. :meth:`detach` puts everything back."""
+    """Probes attached to the libraries that are imported, and waiting for those that are not. :meth:`detach` puts
+    everything back.
+    """
 
     def __init__(self, probes: Iterable[Probe], broken: tuple[ProbeStatus, ...] = ()) -> None:
         self._broken = broken
@@ -154,7 +158,9 @@ class Attachment:
 
     def _patch(self, attached: _Attached, owner: Any, attribute: str, site: Site) -> None:
         inherited = isinstance(owner, type) and attribute not in vars(owner)
-        if (id(owner), attribute) in self._patches or (inherited and any(p.serves(owner, attribute) for p in self._patches.values())):
+        if (id(owner), attribute) in self._patches or (
+            inherited and any(p.serves(owner, attribute) for p in self._patches.values())
+        ):
             attached.rows.setdefault(site.name, ("attached", ""))
             return
         module = owner.__module__ if isinstance(owner, type) else owner.__name__
@@ -162,7 +168,11 @@ class Attachment:
         library = attached.probe.library if own else module.partition(".")[0]
         info = SiteInfo(site.name, library, site.kind, site.direction, site.primitive)
         try:
-            self._add(Patch.of_callable(owner, attribute, lambda original: stand_in(self._plan(attached, site, info, original), original)))
+            self._add(
+                Patch.of_callable(
+                    owner, attribute, lambda original: stand_in(self._plan(attached, site, info, original), original)
+                )
+            )
         except PatchError as error:
             attached.rows[site.name] = ("failed", str(error))
         else:
@@ -178,7 +188,9 @@ class Attachment:
                     if _defines(kind, returned.targets[0]):
                         self._patch(attached, kind, returned.targets[0], returned)
 
-        return Plan(site.name, recorder.site(info), before(site, original), after(site, learn), site.unless, site.kind in COPIES)
+        return Plan(
+            site.name, recorder.site(info), before(site, original), after(site, learn), site.unless, site.kind in COPIES
+        )
 
     def _add(self, patch: Patch) -> None:
         patch.install()
@@ -186,7 +198,8 @@ class Attachment:
 
 
 def attach_all(*, imports: bool = False) -> Attachment:
-    """Attach every probe that is not switched off by ``COPYTRACE_DISABLE_PROBES``; with ``imports`` the libraries are imported first.
+    """Attach every probe that is not switched off by ``COPYTRACE_DISABLE_PROBES``; with ``imports`` the libraries are
+    imported first.
 
     A probe that a library ships takes the place of ours of the same name. Raises nothing: what cannot be attached is in
     :meth:`Attachment.statuses`.
@@ -210,8 +223,21 @@ def _concerns(probe: Probe) -> bool:
 
 @cache
 def _builtin() -> tuple[Probe, ...]:
-    from copytrace.probes import fsspec, h5py, icechunk, numcodecs, obstore, python, s3fs
-    from copytrace.probes import tensorstore, xarray, zarr, zarr2, zarrista, zarrs
+    from copytrace.probes import (
+        fsspec,
+        h5py,
+        icechunk,
+        numcodecs,
+        obstore,
+        python,
+        s3fs,
+        tensorstore,
+        xarray,
+        zarr,
+        zarr2,
+        zarrista,
+        zarrs,
+    )
 
     return (
         *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
@@ -232,16 +258,18 @@ def _shipped() -> tuple[tuple[Probe, ...], tuple[ProbeStatus, ...]]:
             found.append(probe)
         except Exception as error:
             library = entry.dist.name if entry.dist else ""
-            broken.append(ProbeStatus(entry.name, library, _version(library), "failed", f"{type(error).__name__}: {error}"))
+            broken.append(
+                ProbeStatus(entry.name, library, _version(library), "failed", f"{type(error).__name__}: {error}")
+            )
     return tuple(found), tuple(broken)
 
 
 def _subclasses(base: type) -> list[type]:
-    found: dict[type, None] = {}
-    for kind in type.__subclasses__(base):
-        found[kind] = None
-        found.update(dict.fromkeys(_subclasses(kind)))
-    return list(found)
+    found: list[type] = []
+    derived: list[type] = type.__subclasses__(base)
+    for kind in derived:
+        found += [kind, *_subclasses(kind)]
+    return list(dict.fromkeys(found))
 
 
 def _public(module: str) -> str:
@@ -260,7 +288,10 @@ def _status(attached: _Attached) -> ProbeStatus:
     imported = probe.package in sys.modules
     for site in attached.absent:
         if covers(site.versions, version):
-            rows[site.name or site.targets[0]] = ("missing", f"{probe.library} {version} has no {' or '.join(site.targets)}")
+            rows[site.name or site.targets[0]] = (
+                "missing",
+                f"{probe.library} {version} has no {' or '.join(site.targets)}",
+            )
     for item in attached.waiting:
         targets = (item.base,) if isinstance(item, Family) else item.targets
         modules = [target.partition(":")[0] for target in targets]
@@ -302,7 +333,9 @@ def _version(library: str) -> str:
 
 
 def covers(specifier: str, version: str) -> bool:
-    """Whether ``version`` lies in a specifier such as ``">=3.1,<3.4"``; only the numbers of a release count. An unknown version lies in all."""
+    """Whether ``version`` lies in a specifier such as ``">=3.1,<3.4"``; only the numbers of a release count. An unknown
+    version lies in all.
+    """
     numbers = _release(version)
     for part in filter(None, specifier.replace(" ", "").split(",")):
         operator, bound = re.fullmatch(r"([<>=!]=?)([\d.]+)", part).groups()  # type: ignore[union-attr]

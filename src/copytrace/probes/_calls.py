@@ -1,12 +1,11 @@
 """Stand-ins for the callables at probed sites: each opens a span, calls the original and closes the span.
 
-A stand-in's frame is on the stack of every allocation made below it; its code is named after the site, in a file called ``copytrace``. No stand-in
-keeps an argument, a result or anything in between alive longer than the original would.
+A stand-in's frame is on the stack of every allocation made below it; its code is named after the site, in a file called
+``copytrace``. No stand-in keeps an argument, a result or anything in between alive longer than the original would.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
@@ -33,7 +32,9 @@ def stand_in(plan: Plan, original: Any) -> FunctionType:
     elif inspect.isasyncgenfunction(original):
         made = _stepping(plan, original, _with_span(plan, _as_it_was_called(_async_generator(plan.name), original)))
     elif inspect.isgeneratorfunction(original):
-        made = _stepping(plan, original, _with_span(plan, _as_it_was_called(named(_steps_of_generator, plan.name), original)))
+        made = _stepping(
+            plan, original, _with_span(plan, _as_it_was_called(named(_steps_of_generator, plan.name), original))
+        )
     elif type(original) is FunctionType and not hasattr(original, "__wrapped__"):
         made = named(_plain(plan, original), plan.name)
     else:
@@ -46,7 +47,8 @@ def stand_in(plan: Plan, original: Any) -> FunctionType:
 def named(function: Any, name: str, *, coroutine: bool = False) -> FunctionType:
     """A copy of ``function`` whose frames say ``name`` in ``copytrace``.
 
-    A generator function may become a coroutine function by it: one that yields to the event loop by itself, with no frame in between.
+    A generator function may become a coroutine function by it: one that yields to the event loop by itself, with no
+    frame in between.
     """
     code = function.__code__
     flags = (code.co_flags & ~inspect.CO_GENERATOR) | inspect.CO_COROUTINE if coroutine else code.co_flags
@@ -78,7 +80,9 @@ def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
             parent_span.set(parent)
             if recorder.mark is mark:
                 leave, ended = mark(previous), time.perf_counter_ns()
-                row = pack_span(span, parent, site, attributes, state.ident, enter, leave, started, ended, payload, error)
+                row = pack_span(
+                    span, parent, site, attributes, state.ident, enter, leave, started, ended, payload, error
+                )
                 recorder.close(row)
         if after is not None:
             after(span, result)
@@ -88,7 +92,9 @@ def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _awaited(plan: Plan, original: Callable[..., Any]) -> FunctionType:
-    """For a coroutine function: a :class:`Span` and :func:`_steps_of_coroutine` written out, since it is nearly as frequent."""
+    """For a coroutine function: a :class:`Span` and :func:`_steps_of_coroutine` written out, since it is nearly as
+    frequent.
+    """
     _, site, before, after, _, _ = plan
 
     def steps(unstarted: _Unstarted, args: Any, kwargs: Any, caller: int) -> Generator[Any, Any, Any]:
@@ -167,7 +173,9 @@ def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any])
 
 
 class _Unstarted:
-    """Holds a coroutine until its first step. One that is dropped or closed before that says so once, and not for the original too."""
+    """Holds a coroutine until its first step. One that is dropped or closed before that says so once, and not for the
+    original too.
+    """
 
     __slots__ = ("_inner",)
 
@@ -195,7 +203,9 @@ def _as_it_was_called(function: FunctionType, original: Any) -> FunctionType:
 
 
 def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
-    """For a callable of which it is not known whether it returns a result or something to await, such as a function in Rust."""
+    """For a callable of which it is not known whether it returns a result or something to await, such as a function in
+    Rust.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if recorder.mark is None or threads.state.busy:
@@ -232,7 +242,8 @@ def _coroutine(name: str) -> FunctionType:
 
 
 def _steps_of_coroutine(unstarted: _Unstarted, span: Span, last: bool = True) -> Generator[Any, Any, Any]:
-    """Take a coroutine, or what ``asend`` returns, through its steps, with all that is sent and thrown passed on as it is.
+    """Take a coroutine, or what ``asend`` returns, through its steps, with all that is sent and thrown passed on as it
+    is.
 
     ``last`` closes the span with the last step.
     """
@@ -333,7 +344,9 @@ class _Done:
         self._span = span
 
     def __call__(self, future: Any) -> None:
-        error = future._exception if hasattr(future, "_exception") else None if future.cancelled() else future.exception()
+        error = (
+            future._exception if hasattr(future, "_exception") else None if future.cancelled() else future.exception()
+        )
         failed = future.cancelled() or error is not None
         self._span.finish_elsewhere(int(failed))
         if not failed:
@@ -351,7 +364,9 @@ class _Followed:
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._copytrace:
             return self._inner.__await__()
-        steps: Generator[Any, Any, Any] = self._run(_Unstarted(_awaiting(self._inner)), self._copytrace.pop()).__await__()
+        steps: Generator[Any, Any, Any] = self._run(
+            _Unstarted(_awaiting(self._inner)), self._copytrace.pop()
+        ).__await__()
         return steps
 
     def __getattr__(self, name: str) -> Any:

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
 
 class ImportWatch:
-    """Calls ``loaded(name)`` after a module of ``names`` was imported, when the import of its top-level package is over.
+    """Calls ``loaded(name)`` after a module of ``names`` was imported, when the import of its top-level package is
+    over.
 
-    A package imports functions by name from its own modules; were they replaced before it is done, copies of the replacement would stay in it.
-    The machinery of imports is as it was after :meth:`stop`.
+    A package imports functions by name from its own modules; were they replaced before it is done, copies of the
+    replacement would stay in it. The machinery of imports is as it was after :meth:`stop`.
     """
 
     def __init__(self, names: set[str], loaded: Callable[[str], None]) -> None:
@@ -30,7 +31,9 @@ class ImportWatch:
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
-    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """The spec that the other finders give, with a loader that tells us when it is done."""
         if name not in self.names or name in self._searching:
             return None

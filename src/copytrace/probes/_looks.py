@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 
 def before(site: Site, original: Any) -> Before | None:
-    """What notes the inputs, destinations, description and payload of a call at ``site``; None when there is nothing to note."""
+    """What notes the inputs, destinations, description and payload of a call at ``site``; None when there is nothing to
+    note.
+    """
     asked = [argument for argument in (*site.inputs, *site.destinations) if not isinstance(argument, int)]
     names = parameters(original) if asked or site.describe or site.payload else {}
-    looks = [(INPUT, argument) for argument in site.inputs] + [(DESTINATION, argument) for argument in site.destinations]
+    looks = [(INPUT, argument) for argument in site.inputs] + [
+        (DESTINATION, argument) for argument in site.destinations
+    ]
     if site.describe is None and site.payload is None:
         if not looks:
             return None
@@ -68,10 +72,11 @@ def _one_input(site: Site, role: int, argument: Argument, names: Mapping[str, in
     """The frequent case written out: one argument to note and nothing to describe."""
     seen, name = recorder.seen, site.name
     index = argument if isinstance(argument, int) else names.get(str(argument), sys.maxsize)
+    keyword = str(argument)
 
     def look(span: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int]:
         try:
-            for extent in extents(args[index] if len(args) > index else kwargs.get(argument)):  # type: ignore[call-overload]
+            for extent in extents(args[index] if len(args) > index else kwargs.get(keyword)):
                 seen.extend(pack_seen(span, role, *extent))
         except Exception as error:
             recorder.failed(error, name)

@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _ABSENT: Any = object()
-_PLAIN = ("function", "cython_function_or_method", "builtin_function_or_method", "method_descriptor", "wrapper_descriptor", "fused_cython_function")
+_PLAIN = (
+    "function",
+    "cython_function_or_method",
+    "builtin_function_or_method",
+    "method_descriptor",
+    "wrapper_descriptor",
+    "fused_cython_function",
+)
 
 
 class PatchError(Exception):
@@ -18,7 +25,9 @@ class PatchError(Exception):
 
 
 def find(module: ModuleType, path: str) -> tuple[Any, str] | None:
-    """The owner (module or class) and name of the attribute at the dotted ``path``, or None when there is no such thing."""
+    """The owner (module or class) and name of the attribute at the dotted ``path``, or None when there is no such
+    thing.
+    """
     owner: Any = module
     *parents, attribute = path.split(".")
     for name in parents:
@@ -73,7 +82,7 @@ class Patch:
         def wrap(raw: Any) -> Any:
             own = vars(base).get("__init_subclass__")
 
-            def init_subclass(kind: Any, **options: Any) -> None:
+            def init_subclass(kind: Any, /, **options: Any) -> None:
                 if own is None:
                     super(base, kind).__init_subclass__(**options)
                 else:
@@ -97,7 +106,9 @@ class Patch:
         self._installed = vars(self.owner)[self.attribute]
 
     def remove(self) -> None:
-        """Put the original back, also beneath another tool's wrapt proxy. What hides ours in a closure stays, and ours lets calls through."""
+        """Put the original back, also beneath another tool's wrapt proxy. What hides ours in a closure stays, and ours
+        lets calls through.
+        """
         current = vars(self.owner).get(self.attribute, _ABSENT)
         if current is self._installed:
             if self._original is _ABSENT:

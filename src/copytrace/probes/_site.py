@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 COPIES = frozenset({"copy", "join", "gather", "convert", "scatter"})
 """Kinds of sites that make one copy and nothing else: what they call need not be recorded."""
 
-KINDS = frozenset({"operation", "request", "context", "copy", "join", "gather", "convert", "encode", "decode", "scatter"})
+KINDS = frozenset(
+    {"operation", "request", "context", "copy", "join", "gather", "convert", "encode", "decode", "scatter"}
+)
 
 
 class Call:
@@ -46,16 +48,19 @@ type Argument = str | int | Callable[[Call], Any]
 class Site:
     """A callable whose calls are recorded.
 
-    ``target`` is ``"package.module:Class.method"`` or several of these, of which the first that exists is taken; in a :class:`Family` it is the name
-    of a method. ``kind`` is ``operation`` (moves an array region), ``request`` (a store is asked for or given bytes), ``context`` (names who called), or
-    the kind of copy it makes: ``copy``, ``join``, ``gather``, ``convert``, ``encode``, ``decode`` or ``scatter``. ``direction`` is ``read``, ``write`` or empty.
+    ``target`` is ``"package.module:Class.method"`` or several of these, of which the first that exists is taken; in a
+    :class:`Family` it is the name of a method. ``kind`` is ``operation`` (moves an array region), ``request`` (a store
+    is asked for or given bytes), ``context`` (names who called), or the kind of copy it makes: ``copy``, ``join``,
+    ``gather``, ``convert``, ``encode``, ``decode`` or ``scatter``. ``direction`` is ``read``, ``write`` or empty.
 
-    ``inputs`` are read from, ``destinations`` are written to and exist before the call, ``output`` says that the return value is what came out.
-    ``describe`` returns what is to be known of the call (``api``, ``store``, ``codecs``, ``key``, ...; JSON values, tuples for lists) and ``payload``
-    the bytes of the region that it moves. They must be quick, and nothing that they call is recorded. ``versions`` are the library's versions that
-    have it, such as ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are sites on the class of what is returned, for classes
-    that cannot be got at otherwise; their targets are names of methods, and they are attached when the first is returned. ``unless(args, kwargs)`` is true of calls that need not be recorded, such as those
-    that return a view; it must not raise.
+    ``inputs`` are read from, ``destinations`` are written to and exist before the call, ``output`` says that the return
+    value is what came out. ``describe`` returns what is to be known of the call (``api``, ``store``, ``codecs``,
+    ``key``, ...; JSON values, tuples for lists) and ``payload`` the bytes of the region that it moves. They must be
+    quick, and nothing that they call is recorded. ``versions`` are the library's versions that have it, such as
+    ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are sites on the class of what is returned, for
+    classes that cannot be got at otherwise; their targets are names of methods, and they are attached when the first is
+    returned. ``unless(args, kwargs)`` is true of calls that need not be recorded, such as those that return a view; it
+    must not raise.
     """
 
     target: str | tuple[str, ...]
@@ -88,8 +93,8 @@ class Site:
 class Family:
     """A base class all of whose subclasses are probed, those that are defined during a session too.
 
-    Each class has a site for every name in ``methods`` that it defines itself. ``adapt(cls, site)`` may return another site for a class, or None for
-    none. ``more`` returns classes that belong to the family without being subclasses.
+    Each class has a site for every name in ``methods`` that it defines itself. ``adapt(cls, site)`` may return another
+    site for a class, or None for none. ``more`` returns classes that belong to the family without being subclasses.
     """
 
     base: str
@@ -99,7 +104,9 @@ class Family:
 
 
 class Switch:
-    """Something that is switched on for a session and is no patch. ``attach`` returns why it cannot be, or an empty string."""
+    """Something that is switched on for a session and is no patch. ``attach`` returns why it cannot be, or an empty
+    string.
+    """
 
     info: SiteInfo
 
@@ -114,9 +121,9 @@ class Switch:
 class Probe:
     """The sites of one library.
 
-    ``library`` is the distribution's name and ``module`` its top-level module, the same when not given. ``versions`` are
-    those that it is for, such as ``"<3"``: where another probe of the library is for the installed one, it is left out.
-    A library ships its own through an entry point of the group ``copytrace.probes`` that names a ``Probe``.
+    ``library`` is the distribution's name and ``module`` its top-level module, the same when not given. ``versions``
+    are those that it is for, such as ``"<3"``: where another probe of the library is for the installed one, it is left
+    out. A library ships its own through an entry point of the group ``copytrace.probes`` that names a ``Probe``.
     """
 
     name: str

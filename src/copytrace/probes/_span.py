@@ -1,4 +1,6 @@
-"""A span that may stop and go on: that of a coroutine, a generator or an awaitable, in contrast to a call that runs to its end."""
+"""A span that may stop and go on: that of a coroutine, a generator or an awaitable, in contrast to a call that runs to
+its end.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
 class Plan(NamedTuple):
     """What a stand-in does around the original.
 
-    ``before(span, args, kwargs)`` returns the index of the span's attributes and its payload in bytes; ``after(span, result)`` looks at what came
-    back. Both contain their own errors. ``unless(args, kwargs)`` says that a call need not be recorded, and ``copies`` that its copy is the only one.
+    ``before(span, args, kwargs)`` returns the index of the span's attributes and its payload in bytes; ``after(span,
+    result)`` looks at what came back. Both contain their own errors. ``unless(args, kwargs)`` says that a call need not
+    be recorded, and ``copies`` that its copy is the only one.
     """
 
     name: str
@@ -30,7 +33,8 @@ class Plan(NamedTuple):
 
 
 class Span:
-    """One call at a site, from its first step to its last. It opens with the first :meth:`resume` and lets go of the arguments then.
+    """One call at a site, from its first step to its last. It opens with the first :meth:`resume` and lets go of the
+    arguments then.
 
     Of coroutines that await one another only the innermost marks that the thread goes to other work and comes back.
     """
@@ -89,7 +93,9 @@ class Span:
         self._deeper = True
 
     def suspend(self) -> None:
-        """The step ends by waiting: the thread goes on with whatever was open when the outermost coroutine of the chain began its step."""
+        """The step ends by waiting: the thread goes on with whatever was open when the outermost coroutine of the chain
+        began its step.
+        """
         state = threads.state
         beneath = state.base or 0
         self._deeper = state.current == beneath
@@ -132,5 +138,14 @@ class Span:
 
     def _write(self, leave: int, error: int) -> None:
         if leave:
-            row = (self.id, self._parent, self._plan.site, self._attributes, self._thread, self._enter, leave, self._started)
+            row = (
+                self.id,
+                self._parent,
+                self._plan.site,
+                self._attributes,
+                self._thread,
+                self._enter,
+                leave,
+                self._started,
+            )
             recorder.close(pack_span(*row, time.perf_counter_ns(), self._payload, error))

@@ -28,7 +28,15 @@ PROBE = Probe(
             base="numcodecs.abc:Codec",
             methods=(
                 Site(target="encode", kind="encode", direction="write", inputs=(1,), output=True, describe=_codec),
-                Site(target="decode", kind="decode", direction="read", inputs=(1,), destinations=("out",), output=True, describe=_codec),
+                Site(
+                    target="decode",
+                    kind="decode",
+                    direction="read",
+                    inputs=(1,),
+                    destinations=("out",),
+                    output=True,
+                    describe=_codec,
+                ),
             ),
             more=_registered,
         ),

@@ -49,7 +49,10 @@ def _both(name: str) -> tuple[str, str]:
 
 
 def _sites() -> Iterator[Site]:
-    for owner, shown in (("obstore:", "obstore."), ("obstore.store:ObjectStoreMethods.", "obstore.store.ObjectStoreMethods.")):
+    for owner, shown in (
+        ("obstore:", "obstore."),
+        ("obstore.store:ObjectStoreMethods.", "obstore.store.ObjectStoreMethods."),
+    ):
         for base, returns in _READS.items():
             for name in _both(base):
                 yield Site(
@@ -63,7 +66,12 @@ def _sites() -> Iterator[Site]:
                 )
         for name in _both("put"):
             yield Site(
-                target=owner + name, name=shown + name, kind="request", direction="write", inputs=("file",), describe=_request
+                target=owner + name,
+                name=shown + name,
+                kind="request",
+                direction="write",
+                inputs=("file",),
+                describe=_request,
             )
     for (opens, returns), name in product((("open_reader", _READER), ("open_writer", _WRITER)), ("", "_async")):
         yield Site(

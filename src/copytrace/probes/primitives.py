@@ -1,7 +1,9 @@
-"""Copies made by methods of immutable C types, which cannot be patched: told by ``sys.monitoring``, beside memray and any profiler.
+"""Copies made by methods of immutable C types, which cannot be patched: told by ``sys.monitoring``, beside memray and
+any profiler.
 
-A call is recorded as a span around the primitive. The interpreter tells the callable and its first argument and nothing of the result.
-A place that was seen to call something else is not watched any more, so that watching costs nothing where nothing is copied.
+A call is recorded as a span around the primitive. The interpreter tells the callable and its first argument and nothing
+of the result. A place that was seen to call something else is not watched any more, so that watching costs nothing
+where nothing is copied.
 """
 
 from __future__ import annotations
@@ -97,7 +99,8 @@ class Primitives(Switch):
                 break
         else:
             names = ", ".join(str(monitoring.get_tool(tool)) for tool in _TOOL_IDS)
-            return f"no id of sys.monitoring is free ({names}): copies by bytes(), ndarray.tobytes() and their like are not seen"
+            unseen = "copies by bytes(), ndarray.tobytes() and their like are not seen"
+            return f"no id of sys.monitoring is free ({names}): {unseen}"
         monitoring.use_tool_id(tool, "copytrace")
         self._tool = tool
         self._learn()
@@ -162,7 +165,9 @@ class Primitives(Switch):
 
 
 def _primitive(name: str, shown: str, kind: str) -> _Primitive:
-    return _Primitive(name, recorder.site(SiteInfo(shown, "python", kind, "", shown)), DESTINATION if kind == "scatter" else INPUT)
+    return _Primitive(
+        name, recorder.site(SiteInfo(shown, "python", kind, "", shown)), DESTINATION if kind == "scatter" else INPUT
+    )
 
 
 def _own(code: CodeType) -> bool:

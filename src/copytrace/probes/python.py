@@ -20,7 +20,9 @@ _NOTHING: tuple[Any, ...] = ()
 
 
 class Carrier(Switch):
-    """What is submitted to a thread pool belongs to the span that submitted it, and nothing else of its context goes along."""
+    """What is submitted to a thread pool belongs to the span that submitted it, and nothing else of its context goes
+    along.
+    """
 
     info = SiteInfo(_SUBMIT, "python", "context")
 

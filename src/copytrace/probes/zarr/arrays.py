@@ -135,7 +135,9 @@ def _funnel_describe(name: str, api: str = "zarr.AsyncArray") -> Any:
 
 def _funnel_payload(call: Call) -> int:
     metadata = call.get("metadata")
-    return selected_bytes(metadata if metadata is not None else call.instance.metadata, call.get("indexer"), call.get("fields"))
+    return selected_bytes(
+        metadata if metadata is not None else call.instance.metadata, call.get("indexer"), call.get("fields")
+    )
 
 
 def _funnels() -> Iterator[Site]:
@@ -163,7 +165,10 @@ def _functions() -> Iterator[Site]:
         ("save", 1, ""),
         ("from_array", "data", ">=3.0.7"),
     ):
-        targets = {f"zarr.{function}": f"zarr:{function}", f"zarr.api.asynchronous.{function}": f"zarr.api.asynchronous:{function}"}
+        targets = {
+            f"zarr.{function}": f"zarr:{function}",
+            f"zarr.api.asynchronous.{function}": f"zarr.api.asynchronous:{function}",
+        }
         if function == "from_array":
             targets["zarr.core.array.from_array"] = "zarr.core.array:from_array"
         for name, target in targets.items():

@@ -7,12 +7,16 @@ from dataclasses import replace
 from copytrace.probes._site import Family, Site
 
 _CARRIERS = frozenset({"BytesCodec", "ShardingCodec", "TransposeCodec", "V2Codec", "VLenUTF8Codec", "VLenBytesCodec"})
-"""Codecs that only lay out what they are given, or pass it to numcodecs: the copies they cause are made by what they call."""
+"""Codecs that only lay out what they are given, or pass it to numcodecs: the copies they cause are made by what they
+call.
+"""
 _NUMCODECS = frozenset({"ZstdCodec", "BloscCodec", "GzipCodec", "_NumcodecsCodec"})
 
 
 def _adapt(kind: type, site: Site) -> Site | None:
-    """A site for ``kind``, none for what only raises or passes on: an async method of one chunk that calls its sync twin."""
+    """A site for ``kind``, none for what only raises or passes on: an async method of one chunk that calls its sync
+    twin.
+    """
     method = site.targets[0]
     if kind.__module__ == "zarr.abc.codec":
         return None
@@ -27,10 +31,22 @@ def _adapt(kind: type, site: Site) -> Site | None:
 CODECS = Family(
     base="zarr.abc.codec:BaseCodec",
     methods=(
-        *(Site(target=f"_encode_{way}", kind="encode", direction="write", inputs=(1,), output=True) for way in ("single", "sync")),
-        *(Site(target=f"_decode_{way}", kind="decode", direction="read", inputs=(1,), output=True) for way in ("single", "sync")),
-        *(Site(target=f"_encode_partial_{way}", kind="context", direction="write", inputs=(2,)) for way in ("single", "sync")),
-        *(Site(target=f"_decode_partial_{way}", kind="context", direction="read", output=True) for way in ("single", "sync")),
+        *(
+            Site(target=f"_encode_{way}", kind="encode", direction="write", inputs=(1,), output=True)
+            for way in ("single", "sync")
+        ),
+        *(
+            Site(target=f"_decode_{way}", kind="decode", direction="read", inputs=(1,), output=True)
+            for way in ("single", "sync")
+        ),
+        *(
+            Site(target=f"_encode_partial_{way}", kind="context", direction="write", inputs=(2,))
+            for way in ("single", "sync")
+        ),
+        *(
+            Site(target=f"_decode_partial_{way}", kind="context", direction="read", output=True)
+            for way in ("single", "sync")
+        ),
     ),
     adapt=_adapt,
 )

@@ -1,4 +1,6 @@
-"""What is said of zarr's objects: a store's name, an array's codecs, the bytes of a selection. Nothing of zarr is imported for it."""
+"""What is said of zarr's objects: a store's name, an array's codecs, the bytes of a selection. Nothing of zarr is
+imported for it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def store_name(store: Any) -> str:
-    """A store's class and in parentheses what it wraps: ``LocalStore``, ``ObjectStore(S3Store)``, ``LoggingStore(FsspecStore(LocalFileSystem))``."""
+    """A store's class and in parentheses what it wraps: ``LocalStore``, ``ObjectStore(S3Store)``,
+    ``LoggingStore(FsspecStore(LocalFileSystem))``.
+    """
     kind = type(store)
     wraps = _WRAPS.get(kind)
     if wraps is None:
@@ -37,7 +41,9 @@ def _file_system(fs: Any) -> str:
 
 
 def codec_names(metadata: Any) -> tuple[str, ...]:
-    """An array's codecs in the order in which they encode, sharding with its own: ``("transpose", "sharding(bytes+zstd)")``."""
+    """An array's codecs in the order in which they encode, sharding with its own: ``("transpose",
+    "sharding(bytes+zstd)")``.
+    """
     codecs = getattr(metadata, "codecs", None)
     if codecs is not None:
         return tuple(map(_codec, codecs))

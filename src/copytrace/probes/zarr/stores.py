@@ -22,8 +22,14 @@ def _store(call: Call) -> Mapping[str, Any]:
 STORES = Family(
     base="zarr.abc.store:Store",
     methods=(
-        *(Site(target=name, kind="request", direction="read", output=True, describe=_key) for name in ("get", "get_sync")),
-        *(Site(target=name, kind="request", direction="read", output=True, describe=_key) for name in ("get_ranges", "get_ranges_sync")),
+        *(
+            Site(target=name, kind="request", direction="read", output=True, describe=_key)
+            for name in ("get", "get_sync")
+        ),
+        *(
+            Site(target=name, kind="request", direction="read", output=True, describe=_key)
+            for name in ("get_ranges", "get_ranges_sync")
+        ),
         Site(target="get_partial_values", kind="request", direction="read", output=True, describe=_store),
         *(
             Site(target=name, kind="request", direction="write", inputs=("value",), describe=_key)
