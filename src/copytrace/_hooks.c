@@ -122,14 +122,10 @@ HOOK(void *, __mempcpy_chk, void *destination, const void *source, size_t size, 
 ONE(FETCH, read, void *, (), ())
 ONE(FETCH, __read_chk, void *, (size_t room), (room))
 ONE(FETCH, pread, void *, (off_t offset), (offset))
-ONE(FETCH, pread64, void *, (off_t offset), (offset))
 ONE(FETCH, __pread_chk, void *, (off_t offset, size_t room), (offset, room))
-ONE(FETCH, __pread64_chk, void *, (off_t offset, size_t room), (offset, room))
 MANY(FETCH, readv, (), ())
 MANY(FETCH, preadv, (off_t offset), (offset))
-MANY(FETCH, preadv64, (off_t offset), (offset))
 MANY(FETCH, preadv2, (off_t offset, int flags), (offset, flags))
-MANY(FETCH, preadv64v2, (off_t offset, int flags), (offset, flags))
 ONE(FETCH, recv, void *, (int flags), (flags))
 ONE(FETCH, __recv_chk, void *, (size_t room, int flags), (room, flags))
 ONE(FETCH, recvfrom, void *, (int flags, struct sockaddr *peer, socklen_t *length), (flags, peer, length))
@@ -139,25 +135,50 @@ MESSAGE(FETCH, recvmsg, struct msghdr *)
 
 ONE(FLUSH, write, const void *, (), ())
 ONE(FLUSH, pwrite, const void *, (off_t offset), (offset))
-ONE(FLUSH, pwrite64, const void *, (off_t offset), (offset))
 MANY(FLUSH, writev, (), ())
 MANY(FLUSH, pwritev, (off_t offset), (offset))
-MANY(FLUSH, pwritev64, (off_t offset), (offset))
 MANY(FLUSH, pwritev2, (off_t offset, int flags), (offset, flags))
-MANY(FLUSH, pwritev64v2, (off_t offset, int flags), (offset, flags))
 ONE(FLUSH, send, const void *, (int flags), (flags))
 ONE(FLUSH, sendto, const void *, (int flags, const struct sockaddr *peer, socklen_t length), (flags, peer, length))
 MESSAGE(FLUSH, sendmsg, const struct msghdr *)
 
 #define CALL(name) {#name, (uintptr_t)hook_##name, (uintptr_t *)&real_##name, 0}
+#define ALIAS(alias, name) {alias, (uintptr_t)hook_##name, (uintptr_t *)&real_##name, 0}
 
 struct call copytrace_calls[] = {
-    CALL(memmove),    CALL(memcpy),     CALL(mempcpy),       CALL(__memcpy_chk), CALL(__memmove_chk), CALL(__mempcpy_chk),
-    CALL(read),       CALL(__read_chk), CALL(pread),         CALL(pread64),      CALL(__pread_chk),   CALL(__pread64_chk),
-    CALL(readv),      CALL(preadv),     CALL(preadv64),      CALL(preadv2),      CALL(preadv64v2),    CALL(recv),
-    CALL(__recv_chk), CALL(recvfrom),   CALL(__recvfrom_chk), CALL(recvmsg),     CALL(write),         CALL(pwrite),
-    CALL(pwrite64),   CALL(writev),     CALL(pwritev),       CALL(pwritev64),    CALL(pwritev2),      CALL(pwritev64v2),
-    CALL(send),       CALL(sendto),     CALL(sendmsg),
+    CALL(memmove),
+    CALL(memcpy),
+    CALL(mempcpy),
+    CALL(__memcpy_chk),
+    CALL(__memmove_chk),
+    CALL(__mempcpy_chk),
+    CALL(read),
+    CALL(__read_chk),
+    CALL(pread),
+    CALL(__pread_chk),
+    CALL(readv),
+    CALL(preadv),
+    CALL(preadv2),
+    CALL(recv),
+    CALL(__recv_chk),
+    CALL(recvfrom),
+    CALL(__recvfrom_chk),
+    CALL(recvmsg),
+    CALL(write),
+    CALL(pwrite),
+    CALL(writev),
+    CALL(pwritev),
+    CALL(pwritev2),
+    CALL(send),
+    CALL(sendto),
+    CALL(sendmsg),
+    ALIAS("pread64", pread),
+    ALIAS("__pread64_chk", __pread_chk),
+    ALIAS("preadv64", preadv),
+    ALIAS("preadv64v2", preadv2),
+    ALIAS("pwrite64", pwrite),
+    ALIAS("pwritev64", pwritev),
+    ALIAS("pwritev64v2", pwritev2),
 };
 const size_t copytrace_call_count = sizeof copytrace_calls / sizeof *copytrace_calls;
 
@@ -173,6 +194,7 @@ void copytrace_hooks_initialise(void) {
     for (size_t i = 0; i < copytrace_call_count; i++) {
         struct call *call = &copytrace_calls[i];
         call->global = (uintptr_t)dlsym(RTLD_DEFAULT, call->name);
-        *call->real = in_program(call->global) ? (uintptr_t)dlsym(RTLD_NEXT, call->name) : call->global;
+        if (call->global)
+            *call->real = in_program(call->global) ? (uintptr_t)dlsym(RTLD_NEXT, call->name) : call->global;
     }
 }

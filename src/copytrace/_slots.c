@@ -206,7 +206,7 @@ static const struct call *find_call(const char *name) {
         return NULL;
     for (size_t i = 0; i < copytrace_call_count; i++)
         if (!strcmp(copytrace_calls[i].name, name))
-            return *copytrace_calls[i].real ? &copytrace_calls[i] : NULL;
+            return copytrace_calls[i].global && *copytrace_calls[i].real ? &copytrace_calls[i] : NULL;
     return NULL;
 }
 

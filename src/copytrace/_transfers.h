@@ -95,8 +95,8 @@ void copytrace_add_small(uint64_t size, uintptr_t caller);
 struct call {
     const char *name;
     uintptr_t hook;
-    uintptr_t *real;  /* what the hook calls: libc's function, or a preloaded one; 0 when there is none */
-    uintptr_t global; /* what a lookup in the whole program finds */
+    uintptr_t *real;  /* what the hook calls: libc's function, or a preloaded one */
+    uintptr_t global; /* what a lookup in the whole program finds, 0 when there is no such function */
 };
 
 extern struct call copytrace_calls[];

@@ -71,7 +71,7 @@ class Symbols:
         self._strings = b""
         self._starts = self._ends = np.empty(0, np.uint64)
         self._names = np.empty(0, np.uint32)
-        with contextlib.suppress(OSError, ValueError, IndexError):
+        with contextlib.suppress(OSError, ValueError, IndexError, OverflowError, MemoryError):
             self._load(path)
 
     def _load(self, path: Path) -> None:
@@ -98,9 +98,11 @@ class Symbols:
         table = table[np.lexsort((table["name"], np.uint64(2**63) - table["size"], table["value"]))]
         starts, first = np.unique(table["value"], return_index=True)
         table = table[first]
-        following = np.append(starts[1:], np.uint64(2**64 - 1))[: len(starts)]
+        of = sections[np.minimum(table["section"], len(sections) - 1)]
+        following = np.append(starts, np.uint64(2**64 - 1))[1:]
+        unsized = np.minimum(following, of["address"] + of["size"])
         self._strings, self._starts, self._names = strings, starts, table["name"].copy()
-        self._ends = np.where(table["size"] > 0, starts + table["size"], following)
+        self._ends = np.where(table["size"] > 0, starts + table["size"], unsized)
 
     def find(self, offset: int) -> str:
         """The mangled name of the function at ``offset`` from the load base, empty when none is known."""

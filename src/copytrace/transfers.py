@@ -2,7 +2,8 @@
 
 A spool directory holds ``recording.json`` (how it was recorded) and, written by the extension, ``moves-*.bin`` (rows in
 the order of their sequence, marks among them), ``counters.bin`` (small moves summed by caller) and ``objects.tsv``
-(what was loaded where); without the extension ``marks.bin``. It can be read while it is written and after the process died.
+(what was loaded where); without the extension ``marks.bin``. It can be read while it is written and when the process
+has died.
 """
 
 from __future__ import annotations

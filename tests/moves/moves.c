@@ -15,12 +15,29 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-extern void *__memcpy_chk(void *, const void *, size_t, size_t) __attribute__((weak));
-extern void *__memmove_chk(void *, const void *, size_t, size_t) __attribute__((weak));
-extern void *__mempcpy_chk(void *, const void *, size_t, size_t) __attribute__((weak));
-extern ssize_t __read_chk(int, void *, size_t, size_t) __attribute__((weak));
-extern ssize_t __pread_chk(int, void *, size_t, off_t, size_t) __attribute__((weak));
-extern ssize_t __recv_chk(int, void *, size_t, size_t, int) __attribute__((weak));
+#ifdef __GLIBC__
+extern void *__memcpy_chk(void *, const void *, size_t, size_t);
+extern void *__memmove_chk(void *, const void *, size_t, size_t);
+extern void *__mempcpy_chk(void *, const void *, size_t, size_t);
+extern ssize_t __read_chk(int, void *, size_t, size_t);
+extern ssize_t __pread_chk(int, void *, size_t, off_t, size_t);
+extern ssize_t __recv_chk(int, void *, size_t, size_t, int);
+#else /* musl has none of these */
+#define PLAIN(result, name, parameters, call)                                                                                \
+    static inline __attribute__((always_inline)) result name parameters {                                                    \
+        return call;                                                                                                         \
+    }
+PLAIN(void *, __memcpy_chk, (void *to, const void *from, size_t size, size_t room), ((void)room, memcpy(to, from, size)))
+PLAIN(void *, __memmove_chk, (void *to, const void *from, size_t size, size_t room), ((void)room, memmove(to, from, size)))
+PLAIN(void *, __mempcpy_chk, (void *to, const void *from, size_t size, size_t room), ((void)room, mempcpy(to, from, size)))
+PLAIN(ssize_t, __read_chk, (int descriptor, void *to, size_t size, size_t room), ((void)room, read(descriptor, to, size)))
+PLAIN(ssize_t, __pread_chk, (int descriptor, void *to, size_t size, off_t offset, size_t room),
+      ((void)room, pread(descriptor, to, size, offset)))
+PLAIN(ssize_t, __recv_chk, (int descriptor, void *to, size_t size, size_t room, int flags),
+      ((void)room, recv(descriptor, to, size, flags)))
+#define preadv2(descriptor, pieces, count, offset, flags) preadv(descriptor, pieces, count, offset)
+#define pwritev2(descriptor, pieces, count, offset, flags) pwritev(descriptor, pieces, count, offset)
+#endif
 
 struct step {
     uint32_t call;
