@@ -40,7 +40,7 @@ def trace(
     python: str = sys.executable,
     **variables: str,
 ) -> copytrace.Report:
-    """The report of ``inside`` run in a session, after ``before``; ``tmp`` is a directory for it. Errors inside probes are errors."""
+    """The report of ``inside`` run in a session, after ``before``, in ``tmp``. Errors inside probes are errors."""
     out, program = tmp / "report.json", tmp / "program.py"
     program.write_text(
         _PROGRAM.format(
@@ -61,7 +61,7 @@ def trace(
 
 
 def copies(path: Any) -> list[tuple[str, int, str, str]]:
-    """Kind, bytes, layer and last part of the function of each step that copies, those below 1 % of the payload left out."""
+    """Kind, bytes, layer and last part of the function of each step that copies 1 % of the payload or more."""
     return [
         (step.kind, step.bytes, step.layer, step.site.function.replace("::", ".").rsplit(".", 1)[-1])
         for step in path.steps
@@ -81,7 +81,7 @@ def only(report: copytrace.Report, direction: str) -> Any:
 
 
 def install(place: Path, package: str, files: dict[str, str]) -> Path:
-    """Make ``place`` a directory of installed packages with a distribution of one package; C sources are compiled. Returns ``place``."""
+    """Put a distribution of one package into ``place``, which it returns; C sources are compiled."""
     place.mkdir(exist_ok=True)
     written = []
     for name, text in files.items():

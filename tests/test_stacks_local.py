@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from stacks import copies, functions, only, trace
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def test_icechunk_moves_a_raw_read_twice_in_rust_before_the_scatter(tmp_path: Pa
         session.commit("all")
         out = zarr.open_array(repo.readonly_session("main").store, mode="r")[...]
         """,
-        before=ARRAY + 'import icechunk, zarr; repo = icechunk.Repository.create(icechunk.local_filesystem_storage(tmp + "/repo"))',
+        before=ARRAY
+        + 'import icechunk, zarr; repo = icechunk.Repository.create(icechunk.local_filesystem_storage(tmp + "/repo"))',
         after=SAME,
     )
     write, read = only(report, "write"), only(report, "read")
@@ -47,7 +49,8 @@ import asyncio
 from zarrista import Array, ArrayBuilder, ArrayBytes, AsyncArray, ChunkGrid, DataType, FillValue
 from zarrista.codec import zstd
 from zarrista.store import FilesystemStore
-builder = ArrayBuilder(ChunkGrid.regular(a.shape, chunk_shape=a.shape), DataType.from_string("float32"), FillValue(bytes(4)))
+grid = ChunkGrid.regular(a.shape, chunk_shape=a.shape)
+builder = ArrayBuilder(grid, DataType.from_string("float32"), FillValue(bytes(4)))
 """
 
 
@@ -64,7 +67,12 @@ def test_zarrista_copies_a_raw_write_once_and_reads_without_a_copy(tmp_path: Pat
         after=SAME,
     )
     write, read = only(report, "write"), only(report, "read")
-    assert (write.api, write.store, write.codecs, write.payload_bytes) == ("zarrista.Array", "FilesystemStore", ("bytes",), SIZE)
+    assert (write.api, write.store, write.codecs, write.payload_bytes) == (
+        "zarrista.Array",
+        "FilesystemStore",
+        ("bytes",),
+        SIZE,
+    )
     assert copies(write) == [("copy", SIZE, "zarrs", "store_chunk_opt")]
     assert write.flushed_bytes == SIZE
     assert (read.copied_bytes, read.fetched_bytes, read.extra_at_peak_bytes // 4096) == (0, SIZE, 0)
@@ -114,7 +122,9 @@ def test_every_call_of_zarrista_that_moves_data_is_an_operation(tmp_path: Path) 
         before=ARRAY + _ZARRISTA + "import obstore.store",
         after=SAME,
     )
-    operations = {(path.direction, path.api, path.store): (path.operations, path.payload_bytes) for path in report.paths}
+    operations = {
+        (path.direction, path.api, path.store): (path.operations, path.payload_bytes) for path in report.paths
+    }
     assert operations == {
         ("write", "zarrista.Array", "FilesystemStore"): (3, 3 * SIZE),
         ("read", "zarrista.Array", "FilesystemStore"): (4, 4 * SIZE),
@@ -153,7 +163,8 @@ def test_fsspec_maps_turn_arrays_into_bytes_and_files_do_not(tmp_path: Path) -> 
             file.write(a)
         """,
         before=ARRAY
-        + 'import fsspec; fs = fsspec.filesystem("file", auto_mkdir=True); m = fsspec.get_mapper("file://" + tmp + "/m", auto_mkdir=True)',
+        + 'import fsspec; fs = fsspec.filesystem("file", auto_mkdir=True)\n'
+        + 'm = fsspec.get_mapper("file://" + tmp + "/m", auto_mkdir=True)',
         after=SAME,
     )
     paths = {(path.direction, path.store): path for path in report.paths}
@@ -195,8 +206,9 @@ def test_tensorstores_threads_are_named(tmp_path: Path) -> None:
         before=ARRAY
         + f"""
 import tensorstore as ts
-spec = dict(driver="zarr3", kvstore=dict(driver="file", path=tmp + "/ts"), metadata=dict(shape=[{SIDE}, {SIDE}], data_type="float32",
-    chunk_grid=dict(name="regular", configuration=dict(chunk_shape=[{SIDE}, {SIDE}]))))
+grid = dict(name="regular", configuration=dict(chunk_shape=[{SIDE}, {SIDE}]))
+metadata = dict(shape=[{SIDE}, {SIDE}], data_type="float32", chunk_grid=grid)
+spec = dict(driver="zarr3", kvstore=dict(driver="file", path=tmp + "/ts"), metadata=metadata)
 """,
         after=SAME,
     )
@@ -211,7 +223,8 @@ def test_xarray_and_dask_are_among_the_callers(tmp_path: Path) -> None:
     report = trace(
         tmp_path,
         """
-        xr.Dataset({"v": (("y", "x"), a)}).to_zarr(tmp + "/x.zarr", consolidated=False, encoding={"v": {"compressors": None, "chunks": a.shape}})
+        encoding = {"v": {"compressors": None, "chunks": a.shape}}
+        xr.Dataset({"v": (("y", "x"), a)}).to_zarr(tmp + "/x.zarr", consolidated=False, encoding=encoding)
         with xr.open_zarr(tmp + "/x.zarr", chunks={}, consolidated=False) as opened:
             out = opened["v"].compute().values
         """,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from stacks import copies, functions, only, trace
 
 from copytrace.matrix.server import KEY, REGION, SECRET, make_bucket, s3_server
+from stacks import copies, functions, only, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,12 +38,12 @@ def encrypted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _s3fs(url: str) -> str:
-    verify = "" if url.startswith("http:") else ', verify=False'
+    verify = "" if url.startswith("http:") else ", verify=False"
     return f"""
 import s3fs, zarr
 from zarr.storage import FsspecStore
-store = FsspecStore.from_url("s3://bucket/a.zarr", storage_options=dict(key={KEY!r}, secret={SECRET!r}, endpoint_url={url!r},
-    client_kwargs=dict(region_name={REGION!r}{verify}), asynchronous=True))
+options = dict(key={KEY!r}, secret={SECRET!r}, endpoint_url={url!r}, client_kwargs=dict(region_name={REGION!r}{verify}))
+store = FsspecStore.from_url("s3://bucket/a.zarr", storage_options=dict(**options, asynchronous=True))
 """
 
 
@@ -72,13 +72,17 @@ def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(t
     ]
     assert (write.copies, read.copies) == (pytest.approx(5.0, abs=0.02), pytest.approx(3.0, abs=0.02))
     assert (write.flushed_bytes, read.fetched_bytes) == (about, about)
-    assert {"aiohttp.payload.BytesIOPayload.__init__", "aiohttp.payload.BytesIOPayload.write_with_length"} <= functions(write)
+    assert {"aiohttp.payload.BytesIOPayload.__init__", "aiohttp.payload.BytesIOPayload.write_with_length"} <= functions(
+        write
+    )
     named = functions(read)
     assert "aiohttp.streams.StreamReader.read" in named
     assert any(name.endswith("ResponseHandler.data_received") for name in named), named
     chain = [step for step in read.steps if step.kind != "fetch"]
     assert [step.source for step in chain[1:]] == [step.destination for step in chain[:-1]]
-    assert {probe.name: probe.status for probe in report.coverage.probes if probe.name in ("s3fs", "fsspec", "aiohttp")} == {
+    assert {
+        probe.name: probe.status for probe in report.coverage.probes if probe.name in ("s3fs", "fsspec", "aiohttp")
+    } == {
         "s3fs": "attached",
         "fsspec": "attached",
         "aiohttp": "attached",
@@ -97,8 +101,9 @@ def test_obstore_over_http_copies_nothing_on_a_write(tmp_path: Path, server: str
     before = f"""
 import zarr, obstore.store
 from zarr.storage import ObjectStore
-store = ObjectStore(obstore.store.S3Store("bucket", prefix="o.zarr", endpoint={server!r}, region={REGION!r}, access_key_id={KEY!r},
-    secret_access_key={SECRET!r}, virtual_hosted_style_request=False, client_options=dict(allow_http=True)))
+login = dict(endpoint={server!r}, region={REGION!r}, access_key_id={KEY!r}, secret_access_key={SECRET!r})
+how = dict(virtual_hosted_style_request=False, client_options=dict(allow_http=True))
+store = ObjectStore(obstore.store.S3Store("bucket", prefix="o.zarr", **login, **how))
 """
     report = trace(tmp_path, _ROUND_TRIP, before=ARRAY + before, after=SAME)
     write, read = only(report, "write"), only(report, "read")

@@ -1,10 +1,11 @@
-"""Libraries that copytrace has never heard of: a pure-Python store, a codec in C, a writer in C called from user code."""
+"""Libraries that copytrace has never heard of: a store in Python, a codec in C, C called from user code."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
+
 from stacks import copies, functions, install, only, trace
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ def test_a_store_in_python_is_named_by_its_package_and_function(tmp_path: Path, 
         z = zarr.create_array(TinyStore(), shape=a.shape, chunks=a.shape, dtype="f4", compressors=None)
         z[...] = a
         """,
-        before=f"import zarr; from tinystore import TinyStore; a = np.random.default_rng(0).random(({SIDE}, {SIDE}), dtype='f4')",
+        before=f"""
+import zarr
+from tinystore import TinyStore
+a = np.random.default_rng(0).random(({SIDE}, {SIDE}), dtype="f4")
+""",
         path=(packages,),
     )
     path = only(report, "write")

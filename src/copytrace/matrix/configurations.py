@@ -12,7 +12,7 @@ TABLES = ("current", "latest", "legacy", "s3")
 LOCAL, HTTP, HTTPS = "local", "S3, http", "S3, https"
 
 Published = tuple[int, int]
-"""Extra copies at peak, rounded, of an uncompressed and of a compressed write or read, as tomwhite/memray-array says."""
+"""Extra copies at peak, rounded, of an uncompressed and of a compressed write or read: the table of memray-array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +20,7 @@ class Configuration:
     """One row: a stack with its versions.
 
     ``driver`` names an entry of :data:`copytrace.matrix.drivers.DRIVERS`. ``exclude_newer`` is the day after which no
-    release counts, ``pin`` says whether the requirements name exact versions. ``best`` are the copies that a compressed
-    operation cannot do without; an uncompressed one needs none.
+    release counts, empty for none. ``writes`` and ``reads`` say which of the two are tabulated.
     """
 
     name: str
@@ -43,7 +42,9 @@ _ZARR306 = ("zarr==3.0.6", "numcodecs[crc32c]==0.15.1")
 _ZARR308 = ("zarr==3.0.8", "numcodecs[crc32c]==0.16.1")
 
 
-def _row(table: str, filesystem: str, store: str, driver: str, *requirements: str, name: str, **more: object) -> Configuration:
+def _row(
+    table: str, filesystem: str, store: str, driver: str, *requirements: str, name: str, **more: object
+) -> Configuration:
     row = Configuration(
         name=name, table=table, filesystem=filesystem, store=store, driver=driver, requirements=requirements
     )
@@ -51,7 +52,16 @@ def _row(table: str, filesystem: str, store: str, driver: str, *requirements: st
 
 
 _CURRENT = (
-    _row("current", LOCAL, "LocalStore", "zarr-local", *_ZARR, name="zarr-local", published_write=(0, 1), published_read=(1, 2)),
+    _row(
+        "current",
+        LOCAL,
+        "LocalStore",
+        "zarr-local",
+        *_ZARR,
+        name="zarr-local",
+        published_write=(0, 1),
+        published_read=(1, 2),
+    ),
     _row(
         *("current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR, "obstore==0.11.1"),
         name="zarr-obstore",
@@ -85,10 +95,26 @@ _CURRENT = (
     _row("current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR, "obstore==0.11.0", name="zarr-obstore-0.11.0"),
     _row("current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR, "obstore==0.12.1", name="zarr-obstore-0.12.1"),
     _row("current", LOCAL, "icechunk", "zarr-icechunk", *_ZARR, "icechunk==2.3.0", name="zarr-icechunk-2.3.0"),
-    _row("current", LOCAL, "LocalStore", "zarr-local", "zarr==3.4.2", "numcodecs[crc32c]==0.17.1", name="zarr-3.4.2-local"),
+    _row(
+        "current",
+        LOCAL,
+        "LocalStore",
+        "zarr-local",
+        "zarr==3.4.2",
+        "numcodecs[crc32c]==0.17.1",
+        name="zarr-3.4.2-local",
+    ),
     _row("current", LOCAL, "LocalStore, zarrs pipeline", "zarrs-local", *_ZARR, "zarrs==0.2.3", name="zarrs-local"),
     _row(
-        *("current", LOCAL, "obstore LocalStore, zarrs pipeline", "zarrs-obstore", *_ZARR, "zarrs==0.2.3", "obstore==0.11.1"),
+        *(
+            "current",
+            LOCAL,
+            "obstore LocalStore, zarrs pipeline",
+            "zarrs-obstore",
+            *_ZARR,
+            "zarrs==0.2.3",
+            "obstore==0.11.1",
+        ),
         name="zarrs-obstore",
     ),
 )
@@ -116,16 +142,50 @@ def _legacy(period: str, before: str, obstore: str) -> tuple[Configuration, ...]
         )
 
     return (
-        row("zarr-2.18.7-local", LOCAL, "DirectoryStore", "zarr2-local", *_ZARR2, published_write=(0, 2), published_read=(1, 1)),
-        row("zarr-3.0.6-local", LOCAL, "LocalStore", "zarr-local", *_ZARR306, published_write=(1, 2), published_read=(1, 2)),
+        row(
+            "zarr-2.18.7-local",
+            LOCAL,
+            "DirectoryStore",
+            "zarr2-local",
+            *_ZARR2,
+            published_write=(0, 2),
+            published_read=(1, 1),
+        ),
+        row(
+            "zarr-3.0.6-local",
+            LOCAL,
+            "LocalStore",
+            "zarr-local",
+            *_ZARR306,
+            published_write=(1, 2),
+            published_read=(1, 2),
+        ),
         row("zarr-3.0.8-local", LOCAL, "LocalStore", "zarr-local", *_ZARR308, published_write=(0, 1)),
         row(
             *("zarr-3.0.8-obstore", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR308, f"obstore=={obstore}"),
             published_write=(0, 1),
             published_read=(1, 2),
         ),
-        row("zarr-2.18.7-s3fs", HTTP, "s3fs", "zarr2-s3fs", *_ZARR2, "s3fs", published_write=(1, 2), published_read=(2, 2)),
-        row("zarr-3.0.6-s3fs", HTTP, "s3fs", "zarr-s3fs", *_ZARR306, "s3fs", published_write=(1, 2), published_read=(2, 2)),
+        row(
+            "zarr-2.18.7-s3fs",
+            HTTP,
+            "s3fs",
+            "zarr2-s3fs",
+            *_ZARR2,
+            "s3fs",
+            published_write=(1, 2),
+            published_read=(2, 2),
+        ),
+        row(
+            "zarr-3.0.6-s3fs",
+            HTTP,
+            "s3fs",
+            "zarr-s3fs",
+            *_ZARR306,
+            "s3fs",
+            published_write=(1, 2),
+            published_read=(2, 2),
+        ),
         row(
             *("zarr-3.0.8-s3-obstore", HTTP, "obstore S3Store", "zarr-s3-obstore", *_ZARR308, f"obstore=={obstore}"),
             published_write=(0, 1),
@@ -143,7 +203,9 @@ def _unpinned(row: Configuration) -> Configuration:
     return replace(row, table="latest", requirements=requirements, published_write=None, published_read=None)
 
 
-_LATEST = tuple(_unpinned(row) for row in (*_CURRENT[:5], *(r for r in _CURRENT if r.driver.startswith("zarrs-")), *_S3[:2]))
+_LATEST = tuple(
+    _unpinned(row) for row in (*_CURRENT[:5], *(r for r in _CURRENT if r.driver.startswith("zarrs-")), *_S3[:2])
+)
 
 
 def select(table: str, only: str = "") -> list[Configuration]:
@@ -153,5 +215,7 @@ def select(table: str, only: str = "") -> list[Configuration]:
         raise CopytraceError(f"table {table!r} is not known: choose one of {', '.join(TABLES)}")
     found = [row for row in rows if not only or fnmatch.fnmatchcase(row.name, only)]
     if not found:
-        raise CopytraceError(f"--only {only!r} matches no row of {table}: there are {', '.join(row.name for row in rows)}")
+        raise CopytraceError(
+            f"--only {only!r} matches no row of {table}: there are {', '.join(row.name for row in rows)}"
+        )
     return found

@@ -1,9 +1,9 @@
 """How each stack writes and reads one array in one chunk.
 
-Each driver is source text that the worker runs with these names: ``np``, ``shape`` and ``dtype``, ``compressed``
-(bool), ``path`` (a directory of its own), ``s3`` (``bucket``, ``endpoint``, ``key``, ``secret``, ``region``, ``verify``;
-None on local disk) and, to write, ``data``. ``prepare`` and then ``before_write`` or ``before_read`` run before the
-session, ``write`` and ``read`` inside it; ``read`` leaves the array in ``out``.
+Each driver is source text that the worker runs with these names: ``np``, ``shape`` and ``dtype``, ``compressed`` and
+``writing`` (bool), ``path`` (a directory of its own), ``s3`` (``bucket``, ``prefix``, ``endpoint``, ``key``,
+``secret``, ``region``, ``verify``; None on local disk) and, to write, ``data``. ``prepare`` and then ``before_write``
+or ``before_read`` run before the session, ``write`` and ``read`` inside it; ``read`` leaves the array in ``out``.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ if compressed:
     from zarrista.codec import zstd
     builder = builder.compressors([zstd(level=0, checksum=False)])
 """
-_ZARRISTA_LOCAL = 'from zarrista.store import FilesystemStore\nstore = FilesystemStore(path)\n'
+_ZARRISTA_LOCAL = "from zarrista.store import FilesystemStore\nstore = FilesystemStore(path)\n"
 _ZARRISTA_OBSTORE = "import obstore.store\nstore = obstore.store.LocalStore(prefix=path, mkdir=True)\n"
 _AWAIT_WRITE = """
 async def write():
@@ -144,7 +144,9 @@ DRIVERS = {
     "zarr-s3fs": Driver(_ZARR + _S3FS, _ZARR_WRITE, _ZARR_READ),
     "zarr-s3-obstore": Driver(_ZARR + _S3_OBSTORE, _ZARR_WRITE, _ZARR_READ),
     "zarr2-local": Driver(
-        _ZARR2 + 'store = zarr.DirectoryStore(path + "/a.zarr")\n', _ZARR2_WRITE, 'out = zarr.open_array(store, mode="r")[...]\n'
+        _ZARR2 + 'store = zarr.DirectoryStore(path + "/a.zarr")\n',
+        _ZARR2_WRITE,
+        'out = zarr.open_array(store, mode="r")[...]\n',
     ),
     "zarr2-s3fs": Driver(_ZARR2 + _ZARR2_S3FS, _ZARR2_WRITE, 'out = zarr.open_array(store, mode="r")[...]\n'),
     "zarrista-local": Driver(

@@ -31,14 +31,14 @@ def environment(
 ) -> Path:
     """The ``bin`` directory of an environment with ``requirements`` and, when ``traced``, copytrace itself.
 
-    ``exclude_newer`` is the last day whose releases count for the requirements; copytrace and what it needs come after them and leave
-    them as they are. Equal arguments give the same environment; ``stamp`` tells others apart.
+    ``exclude_newer`` is the last day whose releases count for the requirements; copytrace and what it needs come after
+    them and leave them as they are. Equal arguments give the same environment; ``stamp`` tells others apart.
 
     Raises CopytraceError when uv is missing or cannot install them.
     """
     uv = shutil.which("uv")
     if uv is None:
-        raise CopytraceError("uv is not on PATH: install it (pip install uv), the matrix makes its environments with it")
+        raise CopytraceError("uv is not on PATH: the matrix makes its environments with it (pip install uv)")
     own = _own_requirement()
     facts = [*requirements, exclude_newer, sys.version.split()[0], " ".join(own) if traced else "", stamp]
     place = cache / hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]

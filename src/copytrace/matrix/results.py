@@ -46,8 +46,8 @@ class Copied:
 class Figures:
     """One write or read: ratios over the payload of ``payload_bytes``.
 
-    ``named`` is the share of the extra bytes at peak whose layer and function are known, None where less than a hundredth
-    of the payload is held.
+    ``named`` is the share of the extra bytes at peak whose layer and function are known, None where less than a
+    hundredth of the payload is held.
     """
 
     row: str
@@ -110,7 +110,9 @@ def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[s
         copies=path["copies"],
         extra_at_peak=path["extra_at_peak"],
         best=path["best_achievable"],
-        named=sum(h.bytes for h in held if h.layer and h.function) / whole if whole * 100 >= path["payload_bytes"] else None,
+        named=sum(h.bytes for h in held if h.layer and h.function) / whole
+        if whole * 100 >= path["payload_bytes"]
+        else None,
         held=tuple(sorted(held, key=lambda h: -h.bytes)),
         copied=copied,
         versions={name: packages[name] for name in _PACKAGES if name in packages},

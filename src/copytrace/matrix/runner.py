@@ -37,7 +37,8 @@ def shape_of(nbytes: int) -> tuple[int, int]:
 class Matrix:
     """One table, run row by row.
 
-    ``directory`` keeps the results; ``keep`` keeps a trace of each run there too. ``tell`` is given a line for each thing that happens.
+    ``directory`` keeps the results; ``keep`` keeps a trace of each run there too. ``tell`` is given a line for each
+    thing that happens.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Matrix:
         self.rows = select(table, only)
         self.shape = shape_of(nbytes)
         self.table = table
-        self.directory = directory
+        self.directory = directory.resolve()
         self.keep = keep
         self.cache = cache or cache_directory()
         self.tell = tell
@@ -126,8 +127,13 @@ class Matrix:
             self._servers[https] = url
         prefix = f"{row.name}-{'compressed' if compressed else 'uncompressed'}.zarr"
         return {
-            **{"bucket": _BUCKET, "prefix": prefix, "endpoint": self._servers[https]},
-            **{"key": KEY, "secret": SECRET, "region": REGION, "verify": not https},
+            "bucket": _BUCKET,
+            "prefix": prefix,
+            "endpoint": self._servers[https],
+            "key": KEY,
+            "secret": SECRET,
+            "region": REGION,
+            "verify": not https,
         }
 
     def _process(
@@ -143,8 +149,13 @@ class Matrix:
         data, task, result = place / "data", place / f"{name}.task", place / f"{name}.json"
         data.mkdir(exist_ok=True)
         facts = {
-            **{"driver": row.driver, "stage": stage, "shape": self.shape, "compressed": compressed},
-            **{"path": str(data), "s3": where, "label": name},
+            "driver": row.driver,
+            "stage": stage,
+            "shape": self.shape,
+            "compressed": compressed,
+            "path": str(data),
+            "s3": where,
+            "label": name,
             "trace": str(self.directory / f"{name}.copytrace") if self.keep else "",
         }
         task.write_text(json.dumps(facts))

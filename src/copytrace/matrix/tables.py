@@ -80,7 +80,9 @@ def _details(row: Configuration, found: Mapping[str, Figures]) -> Iterator[str]:
             if one.error:
                 yield f"- {kind}: failed: {one.error}"
                 continue
-            copied = [f"{c.ratio:.2f} {c.kind} by {c.layer or '?'} `{c.function}`" for c in one.copied if c.ratio >= _SMALLEST]
+            copied = [
+                f"{c.ratio:.2f} {c.kind} by {c.layer or '?'} `{c.function}`" for c in one.copied if c.ratio >= _SMALLEST
+            ]
             held = [
                 f"{h.bytes / one.payload_bytes:.2f} by {h.layer or '?'} `{h.function}`"
                 for h in one.held

@@ -1,4 +1,4 @@
-"""One write or one read of one stack, in a process of its own: ``python -m copytrace.matrix.worker TASK.json RESULT.json``."""
+"""One write or one read of one stack: ``python -m copytrace.matrix.worker TASK.json RESULT.json``."""
 
 from __future__ import annotations
 

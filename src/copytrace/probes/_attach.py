@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import re
 import sys
 import threading
 from collections.abc import Iterable
@@ -23,6 +22,7 @@ from copytrace.probes._patch import Patch, PatchError, find
 from copytrace.probes._site import COPIES, Family, Probe, Site
 from copytrace.probes._span import Plan
 from copytrace.recorder import recorder, threads
+from copytrace.versions import covers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -330,25 +330,3 @@ def _version(library: str) -> str:
         return importlib.metadata.version(library)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def covers(specifier: str, version: str) -> bool:
-    """Whether ``version`` lies in a specifier such as ``">=3.1,<3.4"``; only the numbers of a release count. An unknown
-    version lies in all.
-    """
-    numbers = _release(version)
-    for part in filter(None, specifier.replace(" ", "").split(",")):
-        operator, bound = re.fullmatch(r"([<>=!]=?)([\d.]+)", part).groups()  # type: ignore[union-attr]
-        order = (numbers > _release(bound)) - (numbers < _release(bound))
-        holds = {">=": order >= 0, ">": order > 0, "<=": order <= 0, "<": order < 0, "==": order == 0, "!=": order != 0}
-        if numbers and not holds[operator]:
-            return False
-    return True
-
-
-def _release(version: str) -> tuple[int, ...]:
-    matched = re.match(r"\d+(\.\d+)*", version)
-    numbers = [int(number) for number in matched.group().split(".")] if matched else []
-    while numbers and numbers[-1] == 0:
-        numbers.pop()
-    return tuple(numbers)

@@ -13,9 +13,7 @@ XARRAY = Probe(
             for module, kind in (("dataset", "Dataset"), ("dataarray", "DataArray"))
             for method, direction in (("to_zarr", "write"), ("load", "read"), ("compute", "read"))
         ),
-        Site(
-            target="xarray.backends.zarr:ZarrArrayWrapper.__getitem__", kind="context", direction="read", output=True
-        ),
+        Site(target="xarray.backends.zarr:ZarrArrayWrapper.__getitem__", kind="context", direction="read", output=True),
         Site(target="xarray.backends.zarr:ZarrStore.store", kind="context", direction="write"),
     ),
 )

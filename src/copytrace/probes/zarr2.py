@@ -17,7 +17,7 @@ _FORMS = ("basic", "orthogonal", "coordinate", "mask", "block")
 
 
 def _store_name(store: Any) -> str:
-    """A store's class and in parentheses what it wraps: ``DirectoryStore``, ``FSStore(S3FileSystem)``, ``KVStore(dict)``."""
+    """A store's class and in parentheses what it wraps: ``DirectoryStore``, ``FSStore(S3FileSystem)``."""
     kind, held = type(store), getattr(store, "__dict__", {})
     if "fs" in held:
         return f"{kind.__name__}({type(held['fs']).__name__})"
@@ -100,7 +100,7 @@ def _target(call: Call) -> Any:
         return None
     whole = _is_whole(call.get("chunk_selection"), array._chunks) and not array._filters and not call.get("fields")
     direct = part.flags.c_contiguous if array._order == "C" else part.flags.f_contiguous
-    return None if whole and direct and array._dtype != object else part
+    return None if whole and direct and array._dtype.kind != "O" else part
 
 
 def _scattered(call: Call) -> Any:
@@ -159,6 +159,4 @@ _STORES = Family(
     ),
 )
 
-PROBE = Probe(
-    name="zarr2", library="zarr", versions="<3", sites=(*_arrays(), *_CHUNKS), families=(_STORES,)
-)
+PROBE = Probe(name="zarr2", library="zarr", versions="<3", sites=(*_arrays(), *_CHUNKS), families=(_STORES,))

@@ -16,7 +16,7 @@ def _codec(described: Mapping[str, Any]) -> str:
 
 
 def _store_name(store: Any) -> str:
-    """Its class, and for one of obstore's or icechunk's the library too: zarrista itself has stores of the same names."""
+    """Its class, and for one of obstore's or icechunk's the library too: zarrista has stores of the same names."""
     kind = type(store)
     library = kind.__module__.partition(".")[0]
     return kind.__name__ if library == "zarrista" else f"{library.lstrip('_')}.{kind.__name__}"
