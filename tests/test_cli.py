@@ -199,9 +199,23 @@ def test_misuse_exits_with_2(arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
-def test_there_is_no_html_yet(example: Path) -> None:
-    words = "copytrace: this version writes no HTML; --format is text, markdown or json\n"
-    assert called("report", example, "--format", "html") == (2, "", words)
+def test_html_goes_to_a_file_and_to_the_browser(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, out, err = called("report", example, "--format", "html")
+    assert (status, out.startswith("<!doctype html>"), err) == (0, True, "")
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    page = tmp_path / "out.html"
+    assert called("report", example, "--open", "-o", page) == (0, f"the report is in {page}\n", "")
+    assert (shown.pop(), page.read_text()) == (page.as_uri(), out)
+    assert called("report", example, "--open", "-o", page)[0] == 1
+    assert called("report", example, "--open", "--format", "json")[0] == 2
+    assert called("report", example, "--open")[0] == 0
+    temporary = Path(shown.pop().removeprefix("file://"))
+    assert temporary.read_text() == out
+    temporary.unlink()
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    status, out, err = called("report", example, "--open", "-f", "-o", page)
+    assert (status, out, err) == (1, "", f"copytrace: no browser could be started; the report is in {page}\n")
 
 
 @pytest.mark.parametrize(

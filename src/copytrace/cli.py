@@ -45,7 +45,7 @@ class Format(StrEnum):
     html = "html"
 
 
-FormatOption = Annotated[Format, typer.Option("--format", metavar="text|markdown|json", help="How to write it.")]
+FormatOption = Annotated[Format, typer.Option("--format", metavar="text|markdown|json|html", help="How to write it.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,11 +222,16 @@ def report(
     format: FormatOption = Format.text,  # noqa: A002
     output: Output = None,
     force: Force = False,
+    open_it: Annotated[bool, typer.Option("--open", help="As HTML, in the browser.")] = False,
 ) -> None:
     if by_layer + by_site + by_path > 1:
         _misuse("--by-layer, --by-site and --by-path exclude each other")
     by: By = "layer" if by_layer else "site" if by_site else "path"
-    _check_format(format)
+    if open_it:
+        if format not in (Format.text, Format.html):
+            _misuse("--open shows HTML; give it without --format")
+        _open(load_report(file), output, force)
+        return
     loaded = load_report(file)
 
     def text(width: int, color: bool) -> str:
@@ -236,6 +241,7 @@ def report(
         Format.text: text,
         Format.markdown: lambda *_: loaded.to_markdown(by=by),
         Format.json: lambda *_: loaded.to_json() + "\n",
+        Format.html: lambda *_: loaded.to_html() + "\n",
     }
     _deliver(renderings[format], output, force)
 
@@ -285,7 +291,8 @@ def diff(
 ) -> None:
     from copytrace.reports import diff as comparison
 
-    _check_format(format)
+    if format is Format.html:
+        _misuse("a comparison is not written as HTML; --format is text, markdown or json")
     found = comparison.compare(load_report(old), load_report(new))
     renderings: dict[Format, Callable[[int, bool], str]] = {
         Format.text: lambda width, color: comparison.to_text(found, width, color),
@@ -377,9 +384,19 @@ def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
         raise CopytraceError(f"{path} exists; give another name with -o, or -f to overwrite it")
 
 
-def _check_format(wanted: Format) -> None:
-    if wanted is Format.html:
-        _misuse("this version writes no HTML; --format is text, markdown or json")
+def _open(report: Report, output: str | None, overwrite: bool) -> None:
+    """Write ``report`` as HTML to ``output`` or a temporary file and show it in the browser."""
+    import tempfile
+    import webbrowser
+
+    if output is None:
+        handle, output = tempfile.mkstemp(prefix="copytrace-", suffix=".html")
+        os.close(handle)
+        overwrite = True
+    _deliver(lambda *_: report.to_html() + "\n", output, overwrite)
+    if not webbrowser.open(Path(output).absolute().as_uri()):
+        raise CopytraceError(f"no browser could be started; the report is in {output}")
+    print(f"the report is in {output}")
 
 
 def _misuse(message: str) -> NoReturn:

@@ -43,6 +43,12 @@ class Report(ReportData):
 
         return render(self, by)
 
+    def to_html(self) -> str:
+        """The report as one HTML document that makes no request: pictures, tables and stacks."""
+        from copytrace.reports.html import render
+
+        return render(self)
+
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON text; its schema is ``copytrace/report.schema.json``."""
         from copytrace.reports.json import dumps
@@ -68,6 +74,14 @@ class Report(ReportData):
         from copytrace.reports.json import loads
 
         return loads(cls, text, name)
+
+    def _repr_html_(self) -> str:
+        from copytrace.reports.html import render_fragment
+
+        return render_fragment(self)
+
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
 
     def __str__(self) -> str:
         return self.to_text()
