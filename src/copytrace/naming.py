@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from copytrace.layers import CARRIERS, layer_of_module, layer_of_native, permalink
 from copytrace.model import Frame, SiteRef
-from copytrace.native import crate_of
+from copytrace.native import RUNTIME_CRATES, crate_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,12 +25,7 @@ _ALLOCATES = re.compile(
 )
 """Native functions that only get memory for the one that called them."""
 
-_RUNTIME_CRATES = frozenset(
-    {
-        *("std", "core", "alloc", "hashbrown", "bytes", "rayon", "rayon_core", "tokio"),
-        *("futures", "futures_util", "futures_core", "futures_channel", "pyo3", "pyo3_ffi", "pyo3_async_runtimes"),
-    }
-)
+_RUNTIME_CRATES = RUNTIME_CRATES | {"bytes", "pyo3_ffi"}
 """Crates that carry out orders, as the standard library does in Python."""
 
 _MOST_CALLERS = 10
@@ -157,7 +152,7 @@ class Namer:
         if caller is not None and caller.layer:
             works = not crate_of(caller.function) or is_rust(caller)
             frame = caller if works else next((f for f in stack if is_rust(f)), caller)
-            return Name(caller.layer, frame, "", self._callers_above(span))
+            return Name(frame.layer or caller.layer, frame, "", self._callers_above(span))
         primitive = caller.function if caller else "realloc"
         name = self.region(fresh, edge.operation) if fresh else None
         if name is not None:

@@ -157,7 +157,7 @@ REMEDIES = (
     Remedy(
         name="icechunk-read",
         layer="icechunk",
-        functions=("*async_reader_to_bytes*", "*StreamReader*poll_read*"),
+        functions=("icechunk::asset_manager::*",),
         package="icechunk",
         direction="read",
         reported="icechunk#2345",

@@ -1,8 +1,8 @@
 """Codecs that no probe sees: those inside native code, told by what went in and what came out.
 
-A compressor writes its output with instructions of its own and calls ``memcpy`` for parts of it at most. On a path whose
-codecs compress and on which no probe saw them do it, a block that bytes went out of and that nothing was seen to fill
-came out of a codec, and a block that bytes went into and none came out of went into it.
+A compressor writes its output with instructions of its own and calls ``memcpy`` for parts of it at most. On a path
+whose codecs compress and on which no probe saw them do it, a block that bytes went out of and that nothing was seen to
+fill came out of a codec, and a block that bytes went into and none came out of went into it.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class _Codec:
         self.reads = operation.direction != "write"
         self.given: dict[int, int] = {}
         """Regions that a probe saw go in on a write or come out on a read -> bytes."""
+        self.existing: set[int] = set()
+        """Those of them that were there before."""
         self._look(operations)
 
     def _look(self, operations: Operations) -> None:
@@ -112,6 +114,8 @@ class _Codec:
                 for seen in self.located.sightings.get(span.id, ()):
                     if seen.role in roles and seen.region is not None:
                         self.given[seen.region] = max(seen.nbytes, self.given.get(seen.region, 0))
+                        if seen.role == DESTINATION:
+                            self.existing.add(seen.region)
 
     def settle(self, edges: Iterable[Edge]) -> None:
         inside = [edge for edge in edges if edge.kind == "copy" and not edge.mover and self._in_codec(edge)]
@@ -184,7 +188,7 @@ class _Codec:
             sequence=max(block.enter, self.located.regions[source].enter) + 1 if source is not None else block.enter,
             operation=self.operation.root.id,
             span=block.span or (observed[0].span if observed else 0),
-            caller=observed[0].caller if observed and region in self.given else -1,
+            caller=observed[0].caller if observed and region in self.existing else -1,
             mover=False,
             evidence="inferred" if unsure else "native",
             observed=min(nbytes, sum(edge.observed for edge in observed)),

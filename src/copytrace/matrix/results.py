@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from copytrace.matrix.configurations import Configuration
 
 SCHEMA = "copytrace.matrix/1"
+_RECIPE = 2
+"""Changes when what a run does or how it is measured changes."""
 _PACKAGES = (
     *("zarr", "numcodecs", "obstore", "icechunk", "zarrista", "zarrs", "fsspec", "s3fs", "aiobotocore", "aiohttp"),
     *("botocore", "numpy", "memray"),
@@ -46,8 +48,9 @@ class Copied:
 class Figures:
     """One write or read: ratios over the payload of ``payload_bytes``.
 
-    ``named`` is the share of the extra bytes at peak whose layer and function are known, None where less than a
-    hundredth of the payload is held.
+    ``extra_at_peak`` is what the path held, ``process_at_peak`` what the process did (clients and their models too),
+    without the array itself: the latter is the figure of memray-array. ``named`` is the share of the extra bytes at peak
+    whose layer and function are known, None where less than a hundredth of the payload is held.
     """
 
     row: str
@@ -57,6 +60,7 @@ class Figures:
     payload_bytes: int
     copies: float
     extra_at_peak: float
+    process_at_peak: float
     best: int
     named: float | None
     held: tuple[Held, ...]
@@ -77,17 +81,17 @@ def key_of(row: str, stage: str, compressed: bool) -> str:
 
 def fingerprint(row: Configuration, shape: tuple[int, ...], stamp: str) -> str:
     """Tells whether a result that was kept is one of the same run."""
-    facts = json.dumps([asdict(row), DRIVERS[row.driver], list(shape), stamp], sort_keys=True)
+    facts = json.dumps([_RECIPE, asdict(row), DRIVERS[row.driver], list(shape), stamp], sort_keys=True)
     return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def failed(row: str, stage: str, compressed: bool, mark: str, error: str) -> Figures:
     """A run that did not end well, and why."""
-    return Figures(row, stage, compressed, mark, 0, 0.0, 0.0, 0, None, (), (), {}, error)
+    return Figures(row, stage, compressed, mark, 0, 0.0, 0.0, 0.0, 0, None, (), (), {}, error)
 
 
-def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[str, Any]) -> Figures:
-    """Read the figures off a report in the form of :meth:`copytrace.Report.to_dict`."""
+def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[str, Any], peak_bytes: int) -> Figures:
+    """Read the figures off a report in the form of :meth:`copytrace.Report.to_dict` and the process' peak."""
     paths = [path for path in report["paths"] if path["direction"] == stage and path["payload_bytes"]]
     if not paths:
         return failed(row, stage, compressed, mark, "the report has no path in this direction")
@@ -109,6 +113,7 @@ def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[s
         payload_bytes=path["payload_bytes"],
         copies=path["copies"],
         extra_at_peak=path["extra_at_peak"],
+        process_at_peak=(peak_bytes - (path["payload_bytes"] if stage == "read" else 0)) / path["payload_bytes"],
         best=path["best_achievable"],
         named=sum(h.bytes for h in held if h.layer and h.function) / whole
         if whole * 100 >= path["payload_bytes"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-import shutil
 import subprocess
 import tempfile
 from contextlib import ExitStack
@@ -111,8 +110,8 @@ class Matrix:
                 return
             for stage in stages:
                 try:
-                    report = self._process(row, stage, compressed, binaries, Path(place), where)
-                    self._keep([figures(row.name, stage, compressed, mark, report)])
+                    found = self._process(row, stage, compressed, binaries, Path(place), where)
+                    self._keep([figures(row.name, stage, compressed, mark, found["report"], found["peak_bytes"])])
                 except CopytraceError as error:
                     self._keep([failed(row.name, stage, compressed, mark, str(error))])
 
@@ -156,7 +155,7 @@ class Matrix:
             "path": str(data),
             "s3": where,
             "label": name,
-            "trace": str(self.directory / f"{name}.copytrace") if self.keep else "",
+            "trace": str((self.directory if self.keep else place) / f"{name}.copytrace"),
         }
         task.write_text(json.dumps(facts))
         command = [str(binaries / "python"), "-m", "copytrace.matrix.worker", str(task), str(result)]
@@ -169,8 +168,9 @@ class Matrix:
             raise CopytraceError(f"{name}: {last}"[:400])
         if stage == "fill":
             return {}
-        shutil.copy(result, self.directory / f"{name}.json")
-        return dict(json.loads(result.read_text()))
+        found = json.loads(result.read_text())
+        (self.directory / f"{name}.json").write_text(json.dumps(found["report"]))
+        return dict(found)
 
     def _keep(self, found: list[Figures]) -> None:
         for one in found:
@@ -180,4 +180,7 @@ class Matrix:
                 self.tell(f"  {kind}: failed: {one.error}")
             else:
                 named = "" if one.named is None else f", {one.named:.1%} of it named"
-                self.tell(f"  {kind}: {one.copies:.3f} copies, {one.extra_at_peak:.3f} extra at peak{named}")
+                self.tell(
+                    f"  {kind}: {one.copies:.3f} copies, {one.extra_at_peak:.3f} extra at peak "
+                    f"({one.process_at_peak:.3f} in the process){named}"
+                )

@@ -55,11 +55,11 @@ def _cells(one: Figures | None, published: int | None) -> list[str]:
         return ["-", "-"]
     if one.error:
         return ["failed", "failed"]
-    rounded = round(one.extra_at_peak)
+    rounded = round(one.process_at_peak)
     shown = f"**{rounded}**" if rounded <= one.best else str(rounded)
     told = "" if published is None else f"; published {published}"
     copies = f"{one.copies:.2f}"
-    return [f"{shown} ({one.extra_at_peak:.3f}{told})", f"**{copies}**" if one.copies <= one.best else copies]
+    return [f"{shown} ({one.process_at_peak:.3f}{told})", f"**{copies}**" if one.copies <= one.best else copies]
 
 
 def _libraries(row: Configuration, one: Figures) -> str:

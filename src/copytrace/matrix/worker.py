@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import copytrace
+from copytrace.allocations import OWN_STACK
 from copytrace.matrix.drivers import DRIVERS
+
+if TYPE_CHECKING:
+    from copytrace.model import Trace
 
 SEED = 20240601
 DTYPE = "float32"
@@ -19,7 +23,8 @@ DTYPE = "float32"
 def main(arguments: list[str]) -> None:
     """Do the task: ``driver``, ``stage`` (write, read or fill), ``shape``, ``compressed``, ``path``, ``s3``, ``trace``.
 
-    ``fill`` writes without a session. The result is the report as JSON.
+    ``fill`` writes without a session. The result is JSON: the ``report`` and ``peak_bytes``, what the process held at
+    most beyond what it had before.
     """
     task = json.loads(Path(arguments[0]).read_text())
     driver, stage, shape = DRIVERS[task["driver"]], task["stage"], tuple(task["shape"])
@@ -44,9 +49,21 @@ def main(arguments: list[str]) -> None:
         _run(driver.write if writing else driver.read, names, stage)
     if not writing and not np.array_equal(np.asarray(names["out"]), data):
         raise SystemExit(f"{task['driver']}: what was read is not what was written")
-    if task["trace"]:
-        session.save(task["trace"], overwrite=True)
-    Path(arguments[1]).write_text(session.report.to_json(indent=None))
+    session.save(task["trace"], overwrite=True)
+    result = {"report": session.report.to_dict(), "peak_bytes": _peak(copytrace.load(task["trace"]).trace)}
+    Path(arguments[1]).write_text(json.dumps(result))
+
+
+def _peak(trace: Trace) -> int:
+    """Bytes that all blocks of a trace but copytrace's own held at most, as memray's own peak is counted."""
+    blocks = trace.allocations
+    own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
+    kept = ~own[blocks.stack]
+    size = blocks.size[kept].astype(np.int64)
+    position = np.concatenate([blocks.born[kept], blocks.died[kept]])
+    change = np.concatenate([size, -size])
+    held = np.cumsum(change[np.lexsort((change, position))])
+    return int(held.max(initial=0))
 
 
 def _run(source: str, names: dict[str, Any], stage: str) -> None:
