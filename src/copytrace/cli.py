@@ -324,6 +324,31 @@ def demo(output: Output = None, force: Force = False) -> None:
     _deliver(lambda width, color: traced.report.to_text(width=width, color=color, file=output or ""), None, False)
 
 
+@app.command(help="Run the stacks of the memray-array tables, each in an environment of its own, and save the tables.")
+def matrix(
+    table: Annotated[
+        str, typer.Option("--table", metavar="current|latest|legacy|s3", help="Which stacks.")
+    ] = "current",
+    output: Annotated[
+        str, typer.Option("-o", "--output", metavar="DIR", help="Where results are kept; a second run goes on there.")
+    ] = "copytrace-matrix",
+    only: Annotated[str, typer.Option("--only", metavar="GLOB", help="Only rows whose name matches.")] = "",
+    size: Annotated[int, typer.Option("--size", metavar="BYTES", min=4, help="Of the array.")] = 100_000_000,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep a trace of each run there, too.")] = False,
+) -> None:
+    from copytrace.matrix.runner import Matrix
+
+    run = Matrix(table, Path(output), only=only, nbytes=size, keep=keep, tell=_say_plainly)
+    found = run.run()
+    saved = run.save()
+    print(f"Saved {saved[0]} and {saved[1]}")
+    raise typer.Exit(int(any(figure.error for figure in found)))
+
+
+def _say_plainly(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
 def load_report(file: str) -> Report:
     """The report of a trace, of a crashed run's ``.partial`` directory or of a JSON report.
 

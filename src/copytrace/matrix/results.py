@@ -49,8 +49,8 @@ class Figures:
     """One write or read: ratios over the payload of ``payload_bytes``.
 
     ``extra_at_peak`` is what the path held, ``process_at_peak`` what the process did (clients and their models too),
-    without the array itself: the latter is the figure of memray-array. ``named`` is the share of the extra bytes at peak
-    whose layer and function are known, None where less than a hundredth of the payload is held.
+    without the array itself: the latter is the figure of memray-array. ``named`` is the share of the extra bytes at
+    peak whose layer and function are known, None where less than a hundredth of the payload is held.
     """
 
     row: str
