@@ -30,7 +30,8 @@ FETCHES = [
     *("recv", "recv_chk", "recvfrom", "recvmsg"),
 ]
 FLUSHES = ["write", "pwrite", "writev", "pwritev", "pwritev2", "send", "sendto", "sendmsg"]
-CALLS = [*COPIES, *FETCHES, *FLUSHES]
+STREAMS = ["fread", "fwrite"]
+CALLS = [*COPIES, *FETCHES, *FLUSHES, *STREAMS]
 """In the order of the table in moves.c."""
 VECTORS = {"readv", "preadv", "preadv2", "recvmsg", "writev", "pwritev", "pwritev2", "sendmsg"}
 

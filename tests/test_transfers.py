@@ -76,6 +76,28 @@ def test_a_flush_names_its_descriptor_and_each_piece_that_was_taken(
         assert channel.drain(9_999) == memory.left[:9_999].tobytes()
 
 
+@pytest.mark.parametrize("linkage", LINKAGES)
+def test_a_stream_fetches_and_flushes_what_libc_passes_by_itself(tmp_path: Path, memory: Memory, linkage: str) -> None:
+    libc = ctypes.CDLL(None)
+    libc.fdopen.restype = ctypes.c_void_p
+    with tempfile.TemporaryFile(buffering=0) as file:
+        descriptor = os.dup(file.fileno())
+        stream = libc.fdopen(descriptor, b"r+")
+        steps = [
+            Step(CALLS.index("fwrite"), -1, memory.source, None, 100_003, offset=stream),
+            Step(CALLS.index("fwrite"), -1, memory.source, None, 0, offset=stream),
+        ]
+        found = record(tmp_path / "flush", lambda: movers.run(steps, linkage), min_bytes=4096)
+        thread = threading.get_ident()
+        assert found.moves == [(thread, "flush", memory.source, descriptor, 100_003, "moves_fwrite")]
+        libc.rewind(ctypes.c_void_p(stream))
+        step = Step(CALLS.index("fread"), -1, None, memory.destination, 200_000, offset=stream)
+        found = record(tmp_path / "fetch", lambda: movers.run([step], linkage), min_bytes=4096)
+        assert found.moves == [(thread, "fetch", descriptor, memory.destination, 100_003, "moves_fread")]
+        libc.fclose(ctypes.c_void_p(stream))
+    assert memory.right[:100_003].tolist() == memory.left[:100_003].tolist()
+
+
 class Channel:
     """Something that ``call`` can read from and write to: a socket pair for the socket calls, else a file."""
 
@@ -327,7 +349,7 @@ _SIZES = st.one_of(st.integers(0, 64), st.integers(0, _SPACE), st.sampled_from([
 @st.composite
 def steps(draw: st.DrawFn) -> tuple[str, int, int, int, int]:
     """call, source offset, destination offset, size, pieces"""
-    call = draw(st.sampled_from(CALLS))
+    call = draw(st.sampled_from([*COPIES, *FETCHES, *FLUSHES]))
     size = draw(_SIZES)
     offsets = [draw(st.integers(0, _SPACE - size)) for _ in range(2)]
     if call in ("memcpy", "mempcpy", "memcpy_chk", "mempcpy_chk", "hidden"):

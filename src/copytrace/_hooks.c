@@ -5,6 +5,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <stdio.h>
 #include <sys/auxv.h>
 #include <sys/socket.h>
 #include <sys/types.h>
@@ -142,6 +143,25 @@ ONE(FLUSH, send, const void *, (int flags), (flags))
 ONE(FLUSH, sendto, const void *, (int flags, const struct sockaddr *peer, socklen_t length), (flags, peer, length))
 MESSAGE(FLUSH, sendmsg, const struct msghdr *)
 
+/* libc passes what is large straight from the file to the buffer, or the other way, without another library's slot. */
+static size_t streamed(enum kind kind, FILE *stream, const void *buffer, size_t size, size_t items, uintptr_t caller) {
+    passed_one(kind, items && size ? fileno(stream) : -1, buffer, items * size, (ssize_t)(items * size), caller);
+    return items;
+}
+
+#define STREAM(kind, name, buffer_type)                                                                                      \
+    HOOK(size_t, name, buffer_type buffer, size_t size, size_t count, FILE *stream) {                                        \
+        return streamed(kind, stream, buffer, size, real_##name(buffer, size, count, stream), CALLER);                       \
+    }
+
+STREAM(FETCH, fread, void *)
+STREAM(FETCH, fread_unlocked, void *)
+STREAM(FLUSH, fwrite, const void *)
+STREAM(FLUSH, fwrite_unlocked, const void *)
+HOOK(size_t, __fread_chk, void *buffer, size_t room, size_t size, size_t count, FILE *stream) {
+    return streamed(FETCH, stream, buffer, size, real___fread_chk(buffer, room, size, count, stream), CALLER);
+}
+
 #define CALL(name) {#name, (uintptr_t)hook_##name, (uintptr_t *)&real_##name, 0}
 #define ALIAS(alias, name) {alias, (uintptr_t)hook_##name, (uintptr_t *)&real_##name, 0}
 
@@ -172,6 +192,12 @@ struct call copytrace_calls[] = {
     CALL(send),
     CALL(sendto),
     CALL(sendmsg),
+    CALL(fread),
+    CALL(fread_unlocked),
+    CALL(__fread_chk),
+    CALL(fwrite),
+    CALL(fwrite_unlocked),
+    ALIAS("__mempcpy", mempcpy),
     ALIAS("pread64", pread),
     ALIAS("__pread64_chk", __pread_chk),
     ALIAS("preadv64", preadv),

@@ -59,7 +59,7 @@ struct view {
     size_t counts[2];
 };
 
-static struct view libc_view;
+static struct view libc_view, pthread_view; /* one library in a newer glibc */
 
 static int inside(const struct view *view, uintptr_t address) {
     return address >= view->low && address < view->high;
@@ -189,11 +189,11 @@ static int begins(const char *text, const char *prefix) {
 
 /* Ourselves, what is below the hooks, and memray's own traffic. */
 static int is_skipped(const char *path, const struct view *view) {
-    static const char *const names[] = {"libc.so.", "libpthread", "ld-linux", "ld-musl", "linux-vdso", "_memray."};
+    static const char *const names[] = {"libc.so.", "ld-linux", "ld-musl", "linux-vdso", "_memray."};
     static const char memray_libraries[] = "/memray.libs/";
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     size_t tail = sizeof memray_libraries - 1;
-    if (inside(view, (uintptr_t)&is_skipped) || view->low == libc_view.low)
+    if (inside(view, (uintptr_t)&is_skipped) || view->low == libc_view.low || view->low == pthread_view.low)
         return 1;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (begins(name, names[i]))
@@ -202,7 +202,7 @@ static int is_skipped(const char *path, const struct view *view) {
 }
 
 static const struct call *find_call(const char *name) {
-    if (*name == '_' ? name[1] != '_' : !*name || !strchr("mprsw", *name))
+    if (*name == '_' ? name[1] != '_' : !*name || !strchr("fmprsw", *name))
         return NULL;
     for (size_t i = 0; i < copytrace_call_count; i++)
         if (!strcmp(copytrace_calls[i].name, name))
@@ -291,7 +291,9 @@ static uintptr_t known_original(const struct object *object, const word *address
 
 /* Another tool's hook is not: we leave it alone. */
 static int is_genuine(const struct view *view, const struct call *call, uintptr_t value) {
-    return value && (value == *call->real || value == call->global || inside(view, value) || inside(&libc_view, value));
+    return value
+           && (value == *call->real || value == call->global || inside(view, value) || inside(&libc_view, value)
+               || inside(&pthread_view, value));
 }
 
 static void patch_slot(const struct view *view, const struct object *known, struct slot *slot) {
@@ -404,17 +406,20 @@ void copytrace_slots_settle(void) {
     dladdr((void *)&copytrace_slots_settle, &info); /* takes the lock that dlopen holds until the constructors have run */
 }
 
-static int find_libc(struct dl_phdr_info *info, size_t size, void *data) {
+static int find_libraries(struct dl_phdr_info *info, size_t size, void *data) {
     (void)size;
+    const uintptr_t *functions = data;
     struct view view = look(info);
-    if (!inside(&view, (uintptr_t)data))
-        return 0;
-    libc_view = view;
-    return 1;
+    if (inside(&view, functions[0]))
+        libc_view = view;
+    if (inside(&view, functions[1]))
+        pthread_view = view;
+    return 0;
 }
 
 void copytrace_slots_initialise(void) {
-    dl_iterate_phdr(find_libc, dlsym(RTLD_NEXT, "sysconf"));
+    uintptr_t functions[] = {(uintptr_t)dlsym(RTLD_NEXT, "sysconf"), (uintptr_t)dlsym(RTLD_NEXT, "pthread_key_create")};
+    dl_iterate_phdr(find_libraries, functions);
 }
 
 struct visit {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
@@ -49,10 +50,11 @@ def _extension() -> tuple[ModuleType | None, str]:
     if os.environ.get("COPYTRACE_NO_EXTENSION", "") not in ("", "0"):
         return None, "switched off by COPYTRACE_NO_EXTENSION"
     try:
-        from copytrace import _transfers
-    except ImportError as error:
-        return None, f"the native hook is not installed ({error})"
-    return _transfers, ""
+        return import_module("copytrace._transfers"), ""
+    except ModuleNotFoundError:
+        return None, "the native hook is not installed"
+    except (ImportError, OSError):
+        return None, "the native hook cannot be loaded here"
 
 
 class Recording:
@@ -110,7 +112,11 @@ class Recording:
             return
         self._marks = extension
         slots = extension.start(
-            self.spool, moves=self.moves, min_bytes=self.min_bytes, row_bits=self._row_bits, segments=self._segments
+            self.spool.absolute(),
+            moves=self.moves,
+            min_bytes=self.min_bytes,
+            row_bits=self._row_bits,
+            segments=self._segments,
         )
         if self.moves and not slots:
             self.reason = "no loaded library could be hooked"

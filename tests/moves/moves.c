@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -45,7 +46,7 @@ struct step {
     char *source, *destination;
     uint64_t size;
     uint64_t pieces; /* of a vector */
-    int64_t offset;  /* in a file */
+    int64_t offset;  /* in a file; or the stream */
     int64_t result;
 };
 
@@ -97,6 +98,8 @@ MOVER(pwritev, pwritev(step->descriptor, pieces, cut(step, step->source, pieces)
 MOVER(pwritev2, pwritev2(step->descriptor, pieces, cut(step, step->source, pieces), step->offset, 0))
 MOVER(send, send(IN, 0))
 MOVER(sendto, sendto(IN, 0, NULL, 0))
+MOVER(fread, fread(step->destination, 1, step->size, (FILE *)step->offset))
+MOVER(fwrite, fwrite(step->source, 1, step->size, (FILE *)step->offset))
 MOVER(sendmsg, (message.msg_iovlen = (size_t)cut(step, step->source, pieces), sendmsg(step->descriptor, &message, 0)))
 
 /* A function that no dynamic symbol names. */
@@ -111,6 +114,7 @@ static mover *const movers[] = {
     hidden_copy,   moves_read,    moves_read_chk,  moves_pread,      moves_pread_chk,   moves_readv,       moves_preadv,
     moves_preadv2, moves_recv,    moves_recv_chk,  moves_recvfrom,   moves_recvmsg,     moves_write,       moves_pwrite,
     moves_writev,  moves_pwritev, moves_pwritev2,  moves_send,       moves_sendto,      moves_sendmsg,
+    moves_fread,   moves_fwrite,
 };
 
 struct program {
