@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from copytrace._session import Session, operation, session
     from copytrace.probes import Probe, Site
     from copytrace.report import Report
-    from copytrace._session import Session, operation, session
     from copytrace.trace import load
 
 __version__ = "0.1.0"
@@ -24,6 +24,20 @@ _HOME = {
     "operation": "_session",
     "session": "_session",
 }
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext copytrace``."""
+    from copytrace.notebook import register
+
+    register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """``%unload_ext copytrace``."""
+    from copytrace.notebook import unregister
+
+    unregister(shell)
 
 
 def __getattr__(name: str) -> Any:
