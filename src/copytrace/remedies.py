@@ -178,7 +178,7 @@ REMEDIES = (
         functions=("aiohttp.payload.BytesIOPayload.__init__",),
         package="aiohttp",
         direction="write",
-        versions=">=3.12",
+        versions=">=3.12.1",
         advice="getbuffer() makes BytesIO copy the bytes that it shares; writing through obstore avoids it",
     ),
     Remedy(
