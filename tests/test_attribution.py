@@ -351,7 +351,7 @@ def test_pieces_that_an_event_loop_received_are_followed_from_the_join_back_to_t
     story.leave(operation)
     path = only_path(story)
     assert [(s.kind, s.bytes, s.count, s.layer, s.site.function) for s in path.steps] == [
-        ("fetch", 3 * piece, 3, "", READY.function),
+        ("fetch", 3 * piece, 3, "aiohttp", READY.function),
         ("copy", 3 * piece, 3, "aiohttp", DATA_RECEIVED.function),
         ("join", 3 * piece, 3, "aiohttp", STREAM_READ.function),
     ]
@@ -497,3 +497,55 @@ def test_a_primitive_at_work_on_something_else_is_on_no_path() -> None:
     story.move("flush", SOURCE, 4, SIZE, PYTHON)
     story.leave(operation)
     assert copies(only_path(story)) == []
+
+
+def test_the_timeline_follows_what_the_largest_operation_holds() -> None:
+    story = Story()
+    raw_read(story)
+    timeline = only_path(story).timeline
+    assert timeline is not None
+    assert timeline.payload_bytes == SIZE
+    assert timeline.layers == ("zarr.storage",)
+    assert timeline.live == ((SIZE + 33, 0),)
+    begun, ended = timeline.milliseconds
+    assert 0 <= begun < ended
+
+
+def test_reads_one_after_another_hold_what_one_holds_and_a_store_in_memory_holds_all() -> None:
+    story = Story()
+    for number in range(4):
+        operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="MemoryStore", codecs=("bytes",))
+        story.see(operation, INPUT, SOURCE, SIZE)
+        copy = story.enter(SiteInfo("zarr.storage._memory._copy_buffer", "zarr", "copy"))
+        story.see(copy, INPUT, SOURCE, SIZE)
+        story.allocate(BLOCK + number * 0x1000_0000, SIZE, LOCAL_GET)
+        story.see(copy, OUTPUT, BLOCK + number * 0x1000_0000, SIZE)
+        story.leave(copy)
+        story.leave(operation)
+    path = only_path(story)
+    assert (path.operations, path.extra_at_peak_bytes, path.extra_at_peak) == (4, 4 * SIZE, 1.0)
+    assert (path.copies, path.avoidable) == (1.0, 0.0)
+    assert [step.required for step in copies(path)] == [True]
+
+
+def test_what_an_event_loop_does_for_its_neighbours_is_answered_for_by_them() -> None:
+    story = Story()
+    operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="FsspecStore", codecs=("bytes",))
+    request = story.enter(SET, key="c/0")
+    story.see(request, INPUT, SOURCE, SIZE)
+    story.allocate(BLOCK, SIZE + 33, PYTHON, STREAM_WRITE)
+    story.move("copy", SOURCE, BLOCK + 32, SIZE, PYTHON)
+    story.allocate(OTHER, SIZE + 33, PYTHON, READY, thread=LOOP)
+    story.move("copy", BLOCK + 32, OTHER + 32, SIZE, PYTHON, thread=LOOP)
+    story.move("flush", OTHER + 32, 7, SIZE, SOCKET, thread=LOOP)
+    story.leave(request)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(s.kind, s.layer, s.project) for s in path.steps] == [
+        ("copy", "aiohttp", "aiohttp"),
+        ("copy", "aiohttp", "aiohttp"),
+        ("flush", "aiohttp", "aiohttp"),
+    ]
+    assert path.steps[1].site.function == READY.function
+    assert [b.layer for b in path.buffers if b.role == "extra"] == ["aiohttp", "aiohttp"]
+    assert path.unattributed_bytes == 0

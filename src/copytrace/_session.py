@@ -16,12 +16,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from copytrace import assemble, trace
+from copytrace import assemble
 from copytrace.capture import Capture
 from copytrace.environment import describe
 from copytrace.errors import CopytraceError
 from copytrace.probes import Attachment, attach_all
 from copytrace.recorder import recorder
+from copytrace.trace import LoadedTrace
+from copytrace.trace import save as save_trace
 from copytrace.transfers import Recording
 
 if TYPE_CHECKING:
@@ -235,8 +237,8 @@ class Session:
         return self._trace
 
     @functools.cached_property
-    def _loaded(self) -> trace.LoadedTrace:
-        return trace.LoadedTrace(self.trace)
+    def _loaded(self) -> LoadedTrace:
+        return LoadedTrace(self.trace)
 
     @property
     def report(self) -> Report:
@@ -247,7 +249,7 @@ class Session:
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         """Write the trace to ``path``. Raises CopytraceError when the file exists and ``overwrite`` is not set."""
-        trace.save(self.trace, path, overwrite=overwrite)
+        save_trace(self.trace, path, overwrite=overwrite)
 
 
 session = Session

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace import flow, inference, lookup, operations, transforms
-from copytrace.allocations import OWN_STACK
+from copytrace.answerable import answered_for
 from copytrace.layers import project_of
+from copytrace.memory import Memory
 from copytrace.model import (
     COPY_KINDS,
     DESTINATION,
@@ -82,29 +83,8 @@ class _Attribution:
         self.flow = moved
         self.versions: Mapping[str, str] = trace.environment.get("packages", {})
         self.namer = Namer(trace, ops, located, moved.edges)
-        self.clock_sequence, self.clock_time = _clock(trace)
-        self.row_operation = self._row_operations()
+        self.memory = Memory(trace, ops, located, moved)
         self.used: set[int] = set()
-
-    # --- which rows belong to which operation
-
-    def _row_operations(self) -> NDArray[np.int64]:
-        blocks = self.trace.allocations
-        spans = self.trace.spans["id"]
-        of_span = np.array([self.ops.spans[number].operation for number in spans.tolist()], np.int64)
-        found = np.searchsorted(spans, blocks.span)
-        result = np.zeros(len(blocks.address), np.int64)
-        if len(spans):
-            found = np.minimum(found, len(spans) - 1)
-            known = spans[found] == blocks.span
-            result[known] = of_span[found[known]]
-        for region in self.located.regions:
-            operation = self.flow.operation_of[region.id]
-            if operation and not region.span:
-                result[region.rows] = operation
-        own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
-        result[own[blocks.stack]] = 0
-        return result
 
     # --- paths
 
@@ -129,24 +109,25 @@ class _Attribution:
             roles |= of_op
         edges.sort(key=lambda edge: edge.sequence)
         self.used.update(map(id, edges))
-        numbers = {op.root.id for op in group}
-        rows = np.flatnonzero(np.isin(self.row_operation, np.fromiter(numbers, np.int64)))
-        alive, owners = self._high_water(rows, roles, group)
+        rows = self.memory.rows_of(group)
+        alive, owners = self.memory.high_water(rows, roles, group)
         groups = self._buffers(edges, roles, group, rows)
         group_of = {region: g for g in groups for region in g.regions}
         peak_of: Counter[str | None] = Counter()
         extra_peak = 0
-        extra_rows = 0
         for row in alive:
-            region = int(self.located.region_of_row[row])
+            region = self.memory.region_of(row)
             size = int(self.trace.allocations.size[row])
             role = roles.get(region, "temporary")
             if region in group_of:
                 peak_of[group_of[region].id] += size
             if role in ("extra", "temporary"):
                 extra_peak += size
-                extra_rows += 1
-        steps = self._steps(edges, group_of, payload, peak_of)
+        steps = answered_for(self._steps(edges, group_of, payload, peak_of))
+        filled = {step.destination: step for step in reversed(steps) if step.destination and step.layer}
+        for g in groups:
+            if g.role == "extra" and not g.layer and g.id in filled:
+                g.layer, g.site = filled[g.id].layer, g.site if g.site.function else filled[g.id].site
         steps, best = self._judge(steps, first)
         copied = sum(step.bytes for step in steps if step.kind in COPY_KINDS)
         fetched = sum(step.bytes for step in steps if step.kind == "fetch")
@@ -186,7 +167,13 @@ class _Attribution:
                 Buffer(g.id, g.role, g.label, g.layer, g.site, g.bytes, peak_of[g.id], g.pieces) for g in groups
             ),
             steps=tuple(steps),
+            timeline=self.memory.timeline(group, roles, self._layer_of_row),
         )
+
+    def _layer_of_row(self, row: int, operation: int) -> str:
+        region = self.memory.region_of(row)
+        name = self.namer.region(self.located.regions[region], operation) if region >= 0 else None
+        return name.layer if name else UNKNOWN
 
     def _on_path(self, op: Operation, edges: list[Edge]) -> tuple[list[Edge], dict[int, str]]:
         """The edges of an operation that lie on the way of its payload, and the role of each region on it."""
@@ -214,7 +201,7 @@ class _Attribution:
                 touched.update(ends)
         roles = {}
         for region in touched:
-            inside = any(self.row_operation[row] == op.root.id for row in self.located.regions[region].rows)
+            inside = any(self.memory.operation_of_row[row] == op.root.id for row in self.located.regions[region].rows)
             if region in results:
                 roles[region] = "result"
             elif inside:
@@ -269,29 +256,7 @@ class _Attribution:
                     results.add(sighting.region)
         return anchors, results
 
-    # --- memory
-
-    def _high_water(
-        self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
-    ) -> tuple[list[int], set[int]]:
-        """Rows alive when the path held most, and the operations that held them or were open then."""
-        if not len(rows):
-            return [], {op.root.id for op in group}
-        blocks = self.trace.allocations
-        size = blocks.size[rows].astype(np.int64)
-        position = np.concatenate([blocks.born[rows], blocks.died[rows]])
-        change = np.concatenate([size, -size])
-        order = np.lexsort((change, position))
-        at = order[int(np.argmax(np.cumsum(change[order])))]
-        moment = int(position[at])
-        row = rows[at % len(rows)]
-        sequence = int(blocks.enter[row])
-        alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
-        owners = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
-        owners |= {
-            int(self.row_operation[row]) for row in alive if roles.get(int(self.located.region_of_row[row])) == "extra"
-        }
-        return alive, owners
+    # --- buffers and steps
 
     def _buffers(
         self, edges: Sequence[Edge], roles: Mapping[int, str], group: Sequence[Operation], rows: NDArray[np.int64]
@@ -322,7 +287,7 @@ class _Attribution:
                     add(self.located.regions[end], roles[end])
         temporary: Counter[int] = Counter()
         for row in rows.tolist():
-            region = int(self.located.region_of_row[row])
+            region = self.memory.region_of(row)
             if region >= 0 and region not in roles:
                 temporary[region] = 1
         large = max(1 << 12, sum(op.payload for op in group) // 100)
@@ -389,27 +354,11 @@ class _Attribution:
                     bytes=total,
                     ratio=_ratio(total, payload),
                     at_peak_bytes=peak_of[destination] if destination in extra else 0,
-                    held_ms=self._held(same),
+                    held_ms=self.memory.held_ms([edge.destination for edge in same if edge.destination is not None]),
                     evidence=_weakest(edge.evidence for edge in same),
                 )
             )
         return steps
-
-    def _held(self, edges: Sequence[Edge]) -> float | None:
-        """Milliseconds for which the longest-lived destination was kept, None when it outlived the session or is not
-        known.
-        """
-        blocks = self.trace.allocations
-        rows = [self.located.regions[edge.destination].rows for edge in edges if edge.destination is not None]
-        if len(rows) < len(edges) or not all(rows) or not len(self.clock_sequence):
-            return None
-        first = np.array([of_region[0] for of_region in rows])
-        last = np.array([of_region[-1] for of_region in rows])
-        if (blocks.died[last] >= blocks.records).any():
-            return None
-        begun = np.interp(blocks.enter[first], self.clock_sequence, self.clock_time)
-        ended = np.interp(blocks.leave[last], self.clock_sequence, self.clock_time)
-        return round(float((ended - begun).max()) / 1e6, 3)
 
     # --- judgement
 
@@ -474,13 +423,6 @@ def _is_owned(last: Step, store: str) -> bool:
     """Whether a write's last copy made the bytes that its store keeps in memory."""
     by = (last.site, *last.called_from[:1])
     return operations.keeps_in_memory(store) or any(operations.keeps_in_memory("", site.function) for site in by)
-
-
-def _clock(trace: Trace) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
-    moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)
-    order = np.argsort(sequence)
-    return sequence[order], moment[order]
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -31,7 +31,7 @@ def complete(trace: Trace, operations: Operations, located: Located, flow: Flow)
     for region in located.regions:
         if region.rows and flow.operation_of[region.id]:
             by_operation[flow.operation_of[region.id]].append(region)
-    produced = {edge.destination for edge in flow.edges if edge.destination is not None}
+    produced: set[int | None] = {edge.destination for edge in flow.edges}
     for operation in operations.by_root.values():
         requests = _requests(operation, operations, located, flow)
         produced |= {edge.destination for edge in requests}

@@ -152,7 +152,7 @@ def _write(trace: Trace, archive: zipfile.ZipFile) -> None:
     archive.writestr(_HEADER, json.dumps(header, separators=(",", ":"), default=str))
     tables = {"spans": trace.spans, "seen": trace.seen, "marks": trace.marks, "transfers": trace.transfers.rows}
     for name, table in tables.items():
-        for field in table.dtype.names:
+        for field in table.dtype.names or ():
             _write_array(archive, f"{name}/{field}", table[field])
     for name in _COLUMNS:
         _write_array(archive, f"allocations/{name}", getattr(trace.allocations, name))

@@ -1,0 +1,140 @@
+"""What operations hold over time: rows of the allocations by operation, the high-water mark of a path, its timeline."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from copytrace.allocations import OWN_STACK
+from copytrace.model import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from copytrace.flow import Flow
+    from copytrace.lookup import Located
+    from copytrace.model import Trace
+    from copytrace.operations import Operation, Operations
+
+_MOMENTS = 200
+"""Most moments of a timeline."""
+
+
+class Memory:
+    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own."""
+
+    def __init__(self, trace: Trace, operations: Operations, located: Located, moved: Flow) -> None:
+        self.blocks = trace.allocations
+        self.located = located
+        self.operation_of_row = _operations_of_rows(trace, operations, located, moved)
+        sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
+        order = np.argsort(sequence)
+        self._sequence = sequence[order]
+        self._moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)[order]
+
+    def rows_of(self, group: Sequence[Operation]) -> NDArray[np.int64]:
+        """The rows of the operations of a path."""
+        return np.flatnonzero(np.isin(self.operation_of_row, [op.root.id for op in group]))
+
+    def high_water(
+        self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
+    ) -> tuple[list[int], set[int]]:
+        """Rows alive when the path held most, and the operations that held them or were open then."""
+        if not len(rows):
+            return [], {op.root.id for op in group}
+        blocks = self.blocks
+        position, change = self._changes(rows)
+        order = np.lexsort((change, position))
+        at = order[int(np.argmax(np.cumsum(change[order])))]
+        moment = int(position[at])
+        sequence = int(blocks.enter[rows[at % len(rows)]])
+        alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
+        owners = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
+        owners |= {int(self.operation_of_row[row]) for row in alive if roles.get(self.region_of(row)) == "extra"}
+        return alive, owners
+
+    def region_of(self, row: int) -> int:
+        """The region of a row, -1 for blocks too small to be an end of a move."""
+        return int(self.located.region_of_row[row])
+
+    def held_ms(self, regions: Sequence[int]) -> float | None:
+        """Milliseconds for which the longest-lived region was kept, None when it outlived the session or is unknown."""
+        rows = [self.located.regions[region].rows for region in regions]
+        if not rows or not all(rows) or not len(self._sequence):
+            return None
+        last = np.array([of_region[-1] for of_region in rows])
+        if (self.blocks.died[last] >= self.blocks.records).any():
+            return None
+        first = np.array([of_region[0] for of_region in rows])
+        kept = self._time(self.blocks.leave[last]) - self._time(self.blocks.enter[first])
+        return round(float(kept.max()) / 1e6, 3)
+
+    def timeline(
+        self, group: Sequence[Operation], roles: Mapping[int, str], layer_of: Callable[[int, int], str]
+    ) -> Timeline | None:
+        """Live bytes of the largest operation by layer; ``layer_of`` names the layer of a row of an operation."""
+        if not self.blocks.recorded or not len(self._sequence):
+            return None
+        op = max(group, key=lambda op: op.payload)
+        rows = np.flatnonzero(self.operation_of_row == op.root.id)
+        region = self.located.region_of_row[rows].tolist()
+        rows = rows[np.array([roles.get(number, "temporary") in ("extra", "temporary") for number in region], bool)]
+        if not len(rows):
+            return Timeline((0.0,), (), (), op.payload)
+        position, change = self._changes(rows)
+        when = self._time(np.concatenate([self.blocks.enter[rows], self.blocks.leave[rows]]))
+        named = [layer_of(row, op.root.id) for row in rows.tolist()]
+        layers = sorted(set(named))
+        of_layer = np.array([layers.index(layer) for layer in named])
+        order = np.lexsort((change, position))
+        steps = np.zeros((len(layers), len(order)), np.int64)
+        steps[np.concatenate([of_layer, of_layer])[order], np.arange(len(order))] = change[order]
+        live = np.cumsum(steps, axis=1)
+        kept = _peaks(live.sum(axis=0), _MOMENTS)
+        begun = self._time(np.array([op.root.enter]))[0]
+        milliseconds = np.maximum.accumulate((when[order][kept] - begun) / 1e6)
+        return Timeline(
+            tuple(round(float(moment), 3) for moment in milliseconds),
+            tuple(layers),
+            tuple(tuple(row) for row in live[:, kept].tolist()),
+            op.payload,
+        )
+
+    def _changes(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        size = self.blocks.size[rows].astype(np.int64)
+        return np.concatenate([self.blocks.born[rows], self.blocks.died[rows]]), np.concatenate([size, -size])
+
+    def _time(self, sequence: NDArray[Any]) -> NDArray[np.float64]:
+        """Nanoseconds at which sequences were taken, between the spans around them."""
+        return np.interp(sequence.astype(np.float64), self._sequence, self._moment)
+
+
+def _operations_of_rows(trace: Trace, operations: Operations, located: Located, moved: Flow) -> NDArray[np.int64]:
+    blocks = trace.allocations
+    spans = trace.spans["id"]
+    of_span = np.array([operations.spans[number].operation for number in spans.tolist()], np.int64)
+    result = np.zeros(len(blocks.address), np.int64)
+    if len(spans):
+        found = np.minimum(np.searchsorted(spans, blocks.span), len(spans) - 1)
+        known = spans[found] == blocks.span
+        result[known] = of_span[found[known]]
+    for region in located.regions:
+        operation = moved.operation_of[region.id]
+        if operation and not region.span:
+            result[region.rows] = operation
+    own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
+    result[own[blocks.stack]] = 0
+    return result
+
+
+def _peaks(total: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Indices of at most ``most`` moments, in order: in each stretch the one at which most was held, and the last."""
+    if len(total) <= most:
+        return np.arange(len(total))
+    edges = np.linspace(0, len(total) - 1, most, dtype=np.int64)
+    highest = [int(a + np.argmax(total[a:b])) for a, b in pairwise(edges.tolist()) if b > a]
+    return np.unique([*highest, len(total) - 1])
