@@ -2,9 +2,10 @@
 
 All sizes and addresses are bytes. Times are nanoseconds of ``time.perf_counter_ns`` unless a name says otherwise.
 
-The order of events of a session is one count, the *sequence*. The recorder takes a number from it at each **mark** (the innermost
-open span of a thread changed); the native hook takes a number from it for each transfer. A mark is also an allocation of a
-size that only marks have (see :data:`MARK_BASE`), so that memray's stream, which has an order but no clock, can be laid against the same count.
+The order of events of a session is one count, the *sequence*. The recorder takes a number from it at each **mark**
+(the innermost open span of a thread changed); the native hook takes a number from it for each transfer. A mark is
+also an allocation of a size that only marks have (see :data:`MARK_BASE`), so that memray's stream, which has an order
+but no clock, can be laid against the same count.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ TRANSFER_DTYPE = np.dtype(
 )
 
 TRANSFER_KINDS = ("copy", "fetch", "flush")
-"""``copy`` is memory to memory (memcpy, memmove and their kin), ``fetch`` kernel to memory, ``flush`` memory to kernel."""
+"""``copy`` is memory to memory (memcpy, memmove and their kin), ``fetch`` kernel to memory, ``flush`` memory to kernel.
+"""
 
 COPY_KINDS = frozenset({"copy", "join", "gather", "convert", "encode", "decode", "scatter"})
 IO_KINDS = frozenset({"fetch", "flush"})
@@ -86,9 +88,10 @@ IO_KINDS = frozenset({"fetch", "flush"})
 class Frame:
     """One line of a stack.
 
-    ``function`` is qualified (``zarr.core.buffer.cpu.NDBuffer.__setitem__``, ``object_store::local::read_range``). ``file`` is relative to
-    site-packages, the standard library or the working directory, or a library's base name. ``layer`` is empty for what
-    only carries out an order: CPython, the standard library, numpy, libc, and frames whose library is not known.
+    ``function`` is qualified (``zarr.core.buffer.cpu.NDBuffer.__setitem__``, ``object_store::local::read_range``).
+    ``file`` is relative to site-packages, the standard library or the working directory, or a library's base name.
+    ``layer`` is empty for what only carries out an order: CPython, the standard library, numpy, libc, and frames
+    whose library is not known.
     """
 
     function: str
@@ -102,8 +105,8 @@ class Frame:
 class SiteInfo:
     """A probed site as the trace remembers it.
 
-    ``kind`` is one of :data:`COPY_KINDS`, ``operation`` (moves an array region), ``request`` (a store is asked for or given bytes), or
-    ``context`` (names who called).
+    ``kind`` is one of :data:`COPY_KINDS`, ``operation`` (moves an array region), ``request`` (a store is asked for or
+    given bytes), or ``context`` (names who called).
     """
 
     name: str
@@ -134,8 +137,9 @@ class Transfers:
 class Allocations:
     """What memray saw, one row an allocation, in order.
 
-    ``born`` and ``died`` are positions in memray's stream over all segments, ``enter`` and ``leave`` the sequences of the last mark before
-    each; ``died`` is the stream's length for blocks that outlived the session. A realloc ends one row and begins another, which names it in ``previous``.
+    ``born`` and ``died`` are positions in memray's stream over all segments, ``enter`` and ``leave`` the sequences of
+    the last mark before each; ``died`` is the stream's length for blocks that outlived the session. A realloc ends
+    one row and begins another, which names it in ``previous``.
     """
 
     address: NDArray[np.uint64]
@@ -154,7 +158,9 @@ class Allocations:
     moved: NDArray[np.bool_]
     """True when that realloc copied the bytes to another place."""
     stacks: tuple[tuple[Frame, ...], ...] = ()
-    """Innermost frame first, Python and native frames mixed, the probes' own frames left out; empty when it was not resolved."""
+    """Innermost frame first, Python and native frames mixed, the probes' own frames left out; empty when it was not
+    resolved.
+    """
     recorded: bool = True
     reason: str = ""
     records: int = 0
@@ -163,7 +169,9 @@ class Allocations:
 
 @dataclass(frozen=True, slots=True)
 class ProbeStatus:
-    """Whether a library's probe worked. ``status``: attached | not-installed | not-imported | partial | unsupported | failed."""
+    """Whether a library's probe worked. ``status``: attached | not-installed | not-imported | partial | unsupported |
+    failed.
+    """
 
     name: str
     library: str
@@ -213,7 +221,8 @@ class SiteRef:
 class Buffer:
     """Memory that holds payload on a path (or a temporary), allocations of one site taken together.
 
-    ``role``: source | result | extra | temporary | io. ``bytes`` were allocated in all, ``peak_bytes`` were alive at the path's high-water mark.
+    ``role``: source | result | extra | temporary | io. ``bytes`` were allocated in all, ``peak_bytes`` were alive at
+    the path's high-water mark.
     """
 
     id: str
@@ -231,8 +240,9 @@ class Buffer:
 class Step:
     """An edge of the flow graph: bytes moved from ``source`` to ``destination`` (buffer ids, None when not found).
 
-    ``kind``: copy | join | gather | convert | encode | decode | scatter | fetch | flush. ``ratio`` is ``bytes`` over the path's payload.
-    ``evidence``: transfer | pointer | stack | call | native | inferred. ``held_ms`` is how long the destination lived, None when unknown.
+    ``kind``: copy | join | gather | convert | encode | decode | scatter | fetch | flush. ``ratio`` is ``bytes`` over
+    the path's payload. ``evidence``: transfer | pointer | stack | call | native | inferred. ``held_ms`` is how long
+    the destination lived, None when unknown.
     """
 
     kind: str
@@ -258,7 +268,8 @@ class Step:
 class Timeline:
     """Bytes that the extra buffers and temporaries of a path's largest operation hold, over its course.
 
-    ``live`` has a row for each of ``layers`` and in it a figure for each of ``milliseconds``: what is alive from then on.
+    ``live`` has a row for each of ``layers`` and in it a figure for each of ``milliseconds``: what is alive from then
+    on.
     """
 
     milliseconds: tuple[float, ...]
@@ -293,7 +304,9 @@ class Path:
     decode_amplification: float | None
     unattributed_bytes: int
     explained: float | None
-    """Share of the bytes that the native hook saw moving between the path's buffers that the steps explain; None without the hook."""
+    """Share of the bytes that the native hook saw moving between the path's buffers that the steps explain; None
+    without the hook.
+    """
     buffers: tuple[Buffer, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...] = ()
