@@ -88,6 +88,7 @@ class Capture:
             try:
                 tracker.__enter__()
             except RuntimeError as error:
+                del tracker  # it compresses its file, and complains when there is none
                 path.unlink(missing_ok=True)
                 self.notes.append(
                     f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})"
