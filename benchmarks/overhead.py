@@ -2,8 +2,9 @@
 
     python benchmarks/overhead.py [--chunks 4096] [--chunk-bytes 65536] [--rounds 7] [--store local|memory] [VARIANT ...]
 
-Variants: bare, probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with native traces alone), all (a full session). Each
-round runs every variant once, in turn; printed are medians and ratios of medians: probes and transfers over bare, all over memray.
+Variants: bare, probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with native traces
+alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios of medians:
+probes and transfers over bare, all over memray.
 """
 
 from __future__ import annotations

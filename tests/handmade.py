@@ -52,7 +52,9 @@ class Story:
         self.marks.append((number, thread, stack[-1] if stack else 0))
         return number
 
-    def enter(self, site: SiteInfo, *, thread: int = MAIN, payload: int = 0, parent: int | None = None, **about: Any) -> int:
+    def enter(
+        self, site: SiteInfo, *, thread: int = MAIN, payload: int = 0, parent: int | None = None, **about: Any
+    ) -> int:
         stack = self.open.setdefault(thread, [])
         number = len(self.spans) + 1
         above = parent if parent is not None else stack[-1] if stack else 0
@@ -62,9 +64,8 @@ class Story:
             self.attributes.append(about)
         stack.append(number)
         entered = self._mark(thread)
-        self.spans.append(
-            [number, above, self.sites.index(site), self.attributes.index(about), thread, entered, 0, entered * 1000, 0, payload, 0]
-        )
+        place = [number, above, self.sites.index(site), self.attributes.index(about), thread]
+        self.spans.append([*place, entered, 0, entered * 1000, 0, payload, 0])
         return number
 
     def leave(self, span: int, *, thread: int = MAIN, error: bool = False) -> None:
@@ -78,7 +79,9 @@ class Story:
         whole = nbytes if extent is None else extent
         self.seen.append((span, role, int(whole == nbytes), address, whole, nbytes))
 
-    def allocate(self, address: int, size: int, *stack: Frame, thread: int = MAIN, previous: int = -1, moved: bool = False) -> int:
+    def allocate(
+        self, address: int, size: int, *stack: Frame, thread: int = MAIN, previous: int = -1, moved: bool = False
+    ) -> int:
         frames = tuple(stack)
         if frames not in self.stacks:
             self.stacks.append(frames)
@@ -86,11 +89,19 @@ class Story:
         row = len(self.blocks)
         self.blocks.append(
             {
-                "address": address, "size": size, "born": self.position, "died": None, "enter": self.marks[-1][0] if self.marks else 0,
-                "leave": None, "span": opened[-1] if opened else 0, "thread": thread, "stack": self.stacks.index(frames),
-                "previous": previous, "moved": moved,
+                "address": address,
+                "size": size,
+                "born": self.position,
+                "died": None,
+                "enter": self.marks[-1][0] if self.marks else 0,
+                "leave": None,
+                "span": opened[-1] if opened else 0,
+                "thread": thread,
+                "stack": self.stacks.index(frames),
+                "previous": previous,
+                "moved": moved,
             }
-        )  # fmt: skip
+        )
         self.position += 1
         return row
 
@@ -102,9 +113,8 @@ class Story:
     def move(self, kind: str, source: int, destination: int, nbytes: int, caller: Frame, *, thread: int = MAIN) -> None:
         if caller not in self.callers:
             self.callers.append(caller)
-        self.moves.append(
-            (self._next(), thread, TRANSFER_KINDS.index(kind), source, destination, nbytes, self.callers.index(caller), 1)
-        )
+        what = (TRANSFER_KINDS.index(kind), source, destination, nbytes, self.callers.index(caller), 1)
+        self.moves.append((self._next(), thread, *what))
 
     def trace(self) -> Trace:
         last = self.marks[-1][0] if self.marks else 0

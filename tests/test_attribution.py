@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from handmade import MAIN, Story
 
 from copytrace.attribution import attribute
 from copytrace.model import DESTINATION, INPUT, OUTPUT, Frame, Path, SiteInfo, Step
+from handmade import MAIN, Story
 
 READ = SiteInfo("zarr.core.array.Array.__getitem__", "zarr", "operation", "read")
 WRITE = SiteInfo("zarr.core.array.Array.__setitem__", "zarr", "operation", "write")

@@ -189,7 +189,7 @@ class _Builder:
         return span in self.spans and self.spans[span].site.kind == "scatter"
 
     def reallocs(self) -> None:
-        """A realloc that moved its block copied what was in it; the hook does not see it, for it happens inside libc."""
+        """A realloc that moved its block copied what was in it; the hook does not see it, for libc does it itself."""
         blocks = self.trace.allocations
         for region in self.located.regions:
             row = region.rows[0] if region.rows else -1
@@ -273,7 +273,7 @@ class _Builder:
         return span.enter <= self.located.regions[region].enter < span.exit and bool(self.located.regions[region].rows)
 
     def spread_operations(self) -> None:
-        """Regions and moves of native threads, which have no spans, belong to the operation whose buffers they touch."""
+        """Regions and moves of native threads, which have no spans, are of the operation whose buffers they touch."""
         for span_id, seen in self.located.sightings.items():
             operation = self._operation(span_id)
             for sighting in seen:

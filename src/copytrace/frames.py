@@ -42,7 +42,9 @@ _CONTINUES = ("#", ")", "]", "}", '"', "'")
 
 @cache
 def _outline(file: str) -> tuple[tuple[int, int, str], ...]:
-    """(line, indentation, name) of the lines of a source file that begin or end a block; name is empty for the latter."""
+    """(line, indentation, name) of the lines of a source file that may begin or end a block; name is of ``def`` and
+    ``class``, else empty.
+    """
     found = []
     for number, line in enumerate(linecache.getlines(file), 1):
         text = line.lstrip()
@@ -58,7 +60,7 @@ def _qualified(function: str, file: str, line: int) -> str:
     outline = _outline(file)
     names: list[str] = []
     limit = None
-    for number, depth, name in outline[: bisect_right(outline, (line, sys.maxsize))][::-1]:
+    for _, depth, name in outline[: bisect_right(outline, (line, sys.maxsize))][::-1]:
         if not names:
             if name == function or (name and not function.isidentifier()):
                 names += [name] if name == function else [function, name]

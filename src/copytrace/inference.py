@@ -27,7 +27,7 @@ _SHARE = 0.5
 def complete(trace: Trace, operations: Operations, located: Located, flow: Flow) -> None:
     """Add to ``flow`` what the hook would have seen: fetches, flushes, and copies that no probe saw."""
     by_operation: dict[int, list[Region]] = defaultdict(list)
-    _adopt_native(trace, operations, located, flow)
+    _adopt_native(operations, located, flow)
     for region in located.regions:
         if region.rows and flow.operation_of[region.id]:
             by_operation[flow.operation_of[region.id]].append(region)
@@ -40,7 +40,7 @@ def complete(trace: Trace, operations: Operations, located: Located, flow: Flow)
     flow.edges.sort(key=lambda edge: edge.sequence)
 
 
-def _adopt_native(trace: Trace, operations: Operations, located: Located, flow: Flow) -> None:
+def _adopt_native(operations: Operations, located: Located, flow: Flow) -> None:
     """Blocks that native threads allocated belong to the one operation that was open; to the newest when there were
     several.
     """

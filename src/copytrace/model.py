@@ -204,7 +204,7 @@ class Trace:
     """False when the trace was recovered from a run that did not end."""
 
 
-# --- the report ------------------------------------------------------------------------------------------------------------------
+# --- the report
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ class Operations:
 
 
 def group(trace: Trace) -> Operations:
-    """Find the operations of a trace. Spans below none of them (metadata, code of the user's own) have ``operation`` 0."""
+    """Find the operations of a trace. Spans below none of them (metadata, the user's own code) have ``operation`` 0."""
     spans: dict[int, SpanView] = {}
     chains: dict[tuple[int, int, int], int] = {}
     about_callers = [number if _CALLERS & a.keys() else -1 for number, a in enumerate(trace.attributes)]
