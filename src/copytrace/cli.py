@@ -59,6 +59,7 @@ class Run:
     """The same, absolute: the program may change the working directory."""
     overwrite: bool
     quiet: bool
+    keep_capture: bool
     options: dict[str, Any]
 
     @property
@@ -122,6 +123,9 @@ def run(
     no_memray: Annotated[bool, typer.Option("--no-memray", help="Do not record allocations.")] = False,
     no_transfers: Annotated[bool, typer.Option("--no-transfers", help="Do not record the moves themselves.")] = False,
     min_bytes: Annotated[int, typer.Option("--min-bytes", metavar="N", min=0, help="Leave smaller buffers out.")] = 0,
+    keep_capture: Annotated[
+        bool, typer.Option("--keep-capture", help="Keep memray's capture in FILE.memray, for copytrace flamegraph.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="No summary at the end.")] = False,
 ) -> None:
     if module and code:
@@ -132,7 +136,11 @@ def run(
     options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers, "min_bytes": min_bytes}
     name = output or f"{program.stem}.copytrace"
     _refuse_to_overwrite(Path(name), force)
-    plan = Run(program, name, Path(name).absolute(), force, quiet, options)
+    if keep_capture:
+        from copytrace.flamegraph import directory
+
+        _refuse_to_overwrite(directory(name), force)
+    plan = Run(program, name, Path(name).absolute(), force, quiet, keep_capture, options)
     if plan.partial.exists() and not force:
         raise CopytraceError(
             f"{name}.partial is left from a run that did not end; copytrace report reads it, -f drops it"
@@ -197,6 +205,8 @@ def _save(plan: Run, recording: Session) -> bool:
     try:
         recording.__exit__(None, None, None)
         recording.save(plan.out, overwrite=plan.overwrite)
+        if plan.keep_capture:
+            _keep_capture(plan)
         shutil.rmtree(plan.partial, ignore_errors=True)
         if not plan.quiet:
             from copytrace.reports.text import summary
@@ -208,6 +218,16 @@ def _save(plan: Run, recording: Session) -> bool:
         _say(f"{plan.name}: {_one_line(error).replace(f'{plan.out}: ', '')}{left}")
         return False
     return True
+
+
+def _keep_capture(plan: Run) -> None:
+    from copytrace.flamegraph import directory
+
+    kept = directory(plan.out)
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for capture in plan.partial.glob("memray-*.bin"):
+        capture.replace(kept / capture.name)
 
 
 # --- report, check, diff ---------------------------------------------------------------------------------------------
@@ -302,6 +322,51 @@ def diff(
     _deliver(renderings[format], output, force)
     if fail_on_new and found.worse:
         raise typer.Exit(1)
+
+
+@app.command(help="Write memray's flame graph of a run that was made with --keep-capture.")
+def flamegraph(
+    file: TraceFile,
+    path: Annotated[
+        str | None, typer.Option("--path", metavar="GLOB", help="Only what paths with such a label held at their peak.")
+    ] = None,
+    output: Output = None,
+    force: Force = False,
+    open_it: Annotated[bool, typer.Option("--open", help="In the browser.")] = False,
+) -> None:
+    from copytrace.flamegraph import captures, render
+    from copytrace.trace import load
+
+    kept = captures(file)
+    out = output or f"{file}.flamegraph.html"
+    _refuse_to_overwrite(Path(out), force)
+    _deliver(lambda *_: render(load(file).trace, kept, path), out, force)
+    print(f"the flame graph is in {out}")
+    if open_it:
+        _browse(out)
+
+
+@app.command(help="Give what was measured to another tool.")
+def export(
+    file: TraceFile,
+    cubed: Annotated[bool, typer.Option("--cubed", help="BufferCopies of each store, for cubed.")] = False,
+    chrome_trace: Annotated[
+        bool, typer.Option("--chrome-trace", help="Spans as JSON for Perfetto, Speedscope or chrome://tracing.")
+    ] = False,
+    output: Output = None,
+    force: Force = False,
+) -> None:
+    from copytrace import export as handed
+    from copytrace.trace import load
+
+    if cubed == chrome_trace:
+        _misuse("give one of --cubed and --chrome-trace")
+    if cubed:
+        found = load_report(file)
+        _deliver(lambda *_: handed.cubed(found), output, force)
+    else:
+        trace = load(file).trace
+        _deliver(lambda *_: handed.chrome_trace(trace) + "\n", output, force)
 
 
 @app.command(help="Show what can be seen here: every probe and site, and why not.")
@@ -403,7 +468,7 @@ def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: 
 def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise CopytraceError(f"{path.parent}: no such directory; make it, or give another name with -o")
-    if path.is_dir():
+    if path.is_dir() and path.suffix != ".memray":
         raise CopytraceError(f"{path} is a directory; give a file with -o")
     if path.exists() and not overwrite:
         raise CopytraceError(f"{path} exists; give another name with -o, or -f to overwrite it")
@@ -412,16 +477,21 @@ def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
 def _open(report: Report, output: str | None, overwrite: bool) -> None:
     """Write ``report`` as HTML to ``output`` or a temporary file and show it in the browser."""
     import tempfile
-    import webbrowser
 
     if output is None:
         handle, output = tempfile.mkstemp(prefix="copytrace-", suffix=".html")
         os.close(handle)
         overwrite = True
     _deliver(lambda *_: report.to_html() + "\n", output, overwrite)
-    if not webbrowser.open(Path(output).absolute().as_uri()):
-        raise CopytraceError(f"no browser could be started; the report is in {output}")
+    _browse(output)
     print(f"the report is in {output}")
+
+
+def _browse(file: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(Path(file).absolute().as_uri()):
+        raise CopytraceError(f"no browser could be started; the report is in {file}")
 
 
 def _misuse(message: str) -> NoReturn:
