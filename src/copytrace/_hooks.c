@@ -43,26 +43,19 @@ static void passed(enum kind kind, int descriptor, const void *buffer, size_t si
 /* MSG_TRUNC returns more than the buffer holds. */
 static inline ssize_t passed_one(enum kind kind, int descriptor, const void *buffer, size_t size, ssize_t result,
                                  uintptr_t caller) {
-    if (result > 0 && size && active()) {
-        int saved = errno;
+    if (result > 0 && size && active())
         passed(kind, descriptor, buffer, (size_t)result < size ? (size_t)result : size, caller);
-        errno = saved;
-    }
     return result;
 }
 
 static inline ssize_t passed_many(enum kind kind, int descriptor, const struct iovec *pieces, size_t count, ssize_t result,
                                   uintptr_t caller) {
-    if (result > 0 && active()) {
-        int saved = errno;
-        size_t left = (size_t)result;
-        for (size_t i = 0; i < count && left; i++) {
-            size_t size = pieces[i].iov_len < left ? pieces[i].iov_len : left;
-            if (size)
-                passed(kind, descriptor, pieces[i].iov_base, size, caller);
-            left -= size;
-        }
-        errno = saved;
+    size_t left = result > 0 && active() ? (size_t)result : 0;
+    for (size_t i = 0; i < count && left; i++) {
+        size_t size = pieces[i].iov_len < left ? pieces[i].iov_len : left;
+        if (size)
+            passed(kind, descriptor, pieces[i].iov_base, size, caller);
+        left -= size;
     }
     return result;
 }
@@ -145,7 +138,9 @@ MESSAGE(FLUSH, sendmsg, const struct msghdr *)
 
 /* libc passes what is large straight from the file to the buffer, or the other way, without another library's slot. */
 static size_t streamed(enum kind kind, FILE *stream, const void *buffer, size_t size, size_t items, uintptr_t caller) {
-    passed_one(kind, items && size ? fileno(stream) : -1, buffer, items * size, (ssize_t)(items * size), caller);
+    int saved = errno, descriptor = items && active() ? fileno(stream) : -1;
+    errno = saved; /* a stream in memory has no descriptor */
+    passed_one(kind, descriptor, buffer, items * size, (ssize_t)(items * size), caller);
     return items;
 }
 
