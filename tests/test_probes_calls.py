@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from copytrace.probes import Probe, Site
-from copytrace.recorder import parent_span, recorder, threads
+from copytrace.recorder import parent_span, recorder, thread_state
 from probed import calls
 from spooled import Recorded, recording
 
@@ -45,10 +45,10 @@ def probe(**options: Any) -> Probe:
 def _fresh_log() -> Iterator[None]:
     calls.log.clear()
     yield
-    assert threads.state.current == 0
-    assert threads.state.base is None
-    assert threads.state.pending == []
-    assert not threads.state.busy
+    assert thread_state().current == 0
+    assert thread_state().base is None
+    assert thread_state().pending == []
+    assert not thread_state().busy
     assert parent_span.get() == 0
 
 
@@ -330,7 +330,7 @@ class TestCoroutines:
         with recording(tmp_path, probe()) as recorded:
             made = calls.waits(b"1")
             assert made.send(None) is None
-            assert threads.state.current == 0
+            assert thread_state().current == 0
             assert parent_span.get() == 0
             with pytest.raises(StopIteration) as stopped:
                 made.send(None)
@@ -448,7 +448,7 @@ class TestGenerators:
         with recording(tmp_path, probe()) as recorded:
             made = calls.numbers(3)
             assert next(made) == b"\x00" * 100
-            assert threads.state.current == 0
+            assert thread_state().current == 0
             assert made.send("hello") == b"\x01" * 100
             assert list(made) == [b"\x02" * 100]
         span = recorded.one("probed.calls.numbers")
@@ -511,7 +511,7 @@ class TestWhatReturnsAwaitables:
     def test_span_ends_when_it_is_done(self, tmp_path: Path, name: str, await_by: str) -> None:
         async def main() -> Any:
             made = getattr(calls, f"{name}_natively")(b"x" * 13)
-            assert threads.state.current == 0
+            assert thread_state().current == 0
             if await_by == "gather":
                 return (await asyncio.gather(made))[0]
             if await_by == "wait_for":

@@ -18,7 +18,7 @@ import pytest
 from copytrace.probes import Probe, Site, attach_all
 from copytrace.probes.primitives import SMALLEST
 from copytrace.probes.python import PROBE, Carrier, Primitives
-from copytrace.recorder import parent_span, recorder, threads
+from copytrace.recorder import parent_span, recorder, thread_state
 from probed import calls
 from spooled import recording
 
@@ -28,9 +28,9 @@ N = 1013
 @pytest.fixture(autouse=True)
 def _nothing_open() -> Iterator[None]:
     yield
-    assert threads.state.current == 0
-    assert threads.state.pending == []
-    assert not threads.state.busy
+    assert thread_state().current == 0
+    assert thread_state().pending == []
+    assert not thread_state().busy
 
 
 def primitives() -> Probe:
@@ -77,7 +77,7 @@ class TestCarrier:
             with recorder.operation("a"):
                 pool.submit(int).result()
             assert pool.submit(parent_span.get).result() == 0
-            assert pool.submit(lambda: threads.state.current).result() == 0
+            assert pool.submit(lambda: thread_state().current).result() == 0
 
     def test_errors_and_arguments_are_those_of_the_original(self, tmp_path: Path) -> None:
         with ThreadPoolExecutor(1) as pool, recording(tmp_path, carrier()), recorder.operation("a"):
@@ -126,7 +126,7 @@ class TestCarrier:
 
     def test_to_thread(self, tmp_path: Path) -> None:
         async def main() -> int:
-            return await asyncio.to_thread(lambda: threads.state.current)
+            return await asyncio.to_thread(lambda: thread_state().current)
 
         with (
             recording(tmp_path, carrier(Site(target="probed.calls:plain", kind="copy"))) as recorded,

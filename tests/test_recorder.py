@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from copytrace.extents import extents
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
 from copytrace.probes import Probe, Site
-from copytrace.recorder import pack_seen, pack_span, parent_span, read_spool, recorder, threads
+from copytrace.recorder import pack_seen, pack_span, parent_span, read_spool, recorder, thread_state
 from spooled import Recorded, read_spans, recording
 
 
@@ -205,7 +205,7 @@ class TestLife:
         assert recorded.spans == []
         with recording(tmp_path / "b", attached=False) as again:
             operation.__exit__(None, None, None)
-            assert threads.state.current == 0
+            assert thread_state().current == 0
         assert again.spans == []
         assert parent_span.get() == 0
 

@@ -166,13 +166,18 @@ static int prepare(struct session *session, size_t segment) {
     return error;
 }
 
+/* What a segment holds stays in its file. */
+static void let_go(const struct session *session, struct row *rows) {
+    syscall(SYS_madvise, rows, session->bytes, (long)MADV_DONTNEED);
+}
+
 /* The spare segments are made ready, full ones leave our resident memory. */
 static void advance(struct session *session, size_t segment) {
     for (size_t ahead = 1; ahead <= SPARE_SEGMENTS; ahead++)
         prepare(session, segment + ahead);
     struct row *full = segment >= 2 ? segment_rows(session, segment - 2) : NULL;
     if (full)
-        syscall(SYS_madvise, full, session->bytes, (long)MADV_DONTNEED);
+        let_go(session, full);
 }
 
 /* The place of a row, NULL when there is none for it. */
@@ -399,12 +404,15 @@ int copytrace_record_end(void) {
     return 0;
 }
 
+/* How many of the sequences below next have no row. */
 static uint64_t unwritten(struct session *session, uint64_t next) {
-    uint64_t count = 0;
-    for (uint64_t sequence = 1; sequence < next; sequence++) {
-        const struct row *rows = segment_rows(session, sequence >> session->row_bits);
-        const struct row *row = rows ? rows + (sequence & ((UINT64_C(1) << session->row_bits) - 1)) : NULL;
-        count += !row || !atomic_load_explicit(&row->sequence, memory_order_acquire);
+    uint64_t count = 0, in_segment = UINT64_C(1) << session->row_bits;
+    for (uint64_t first = 0; first < next; first += in_segment) {
+        struct row *rows = segment_rows(session, first >> session->row_bits);
+        for (uint64_t at = first == 0; at < in_segment && first + at < next; at++)
+            count += !rows || !atomic_load_explicit(&rows[at].sequence, memory_order_acquire);
+        if (rows)
+            let_go(session, rows);
     }
     return count;
 }
@@ -425,7 +433,7 @@ struct totals copytrace_record_close(void) {
         totals.moves = next - 1 - missing - (totals.marks - totals.lost_marks);
         quiet = missing == accounted;
         if (!quiet && round == WAIT_ROUNDS) {
-            atomic_store(&counters->lost, totals.lost += missing - accounted);
+            atomic_store(&counters->lost, totals.lost += missing > accounted ? missing - accounted : 0);
             break;
         }
         if (!quiet)

@@ -1,4 +1,7 @@
-"""What was loaded where while moves were recorded: a return address -> function and library."""
+"""What was loaded where while moves were recorded: a return address -> function and library.
+
+A return address follows its call, which may be the last instruction of a function: the byte before it is looked up.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,7 @@ class Objects:
         shared = any(high > low for (_, high), (low, _) in pairwise(lows))
         self._changes = np.array(sorted({o.since for o in self.objects}) if shared else [], np.uint64)
         """Sequences at which an address may have begun to mean something else."""
+        self._frames: dict[tuple[int, int | None], Frame] = {}
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -72,11 +76,16 @@ class Objects:
 
     def frame(self, address: int, sequence: int | None = None) -> Frame:
         """The function of the call that returns to ``address``, as things were at ``sequence`` (None: at the end)."""
-        inside = address - 1  # a call may be the last instruction of its function
-        covering = [o for o in self.objects if o.low <= inside < o.high and (sequence is None or o.since <= sequence)]
+        frame = self._frames.get((address, sequence))
+        if frame is None:
+            frame = self._frames[address, sequence] = self._find(address - 1, sequence)
+        return frame
+
+    def _find(self, address: int, sequence: int | None) -> Frame:
+        covering = [o for o in self.objects if o.low <= address < o.high and (sequence is None or o.since <= sequence)]
         if not covering:
             return UNKNOWN
         found = covering[-1]
-        symbol = symbols_of(found.path, found.size, found.modified).find(inside - found.base)
+        symbol = symbols_of(found.path, found.size, found.modified).find(address - found.base)
         name = os.path.basename(found.path)
-        return Frame(readable(symbol) if symbol else f"+{inside - found.base:#x}", name, 0, native=True)
+        return Frame(readable(symbol) if symbol else f"+{address - found.base:#x}", name, 0, native=True)

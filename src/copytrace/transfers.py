@@ -178,45 +178,62 @@ def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CopytraceError(f"{spool / HEADER}: damaged ({type(error).__name__})") from error
     if not native:
-        marks = _table(spool / MARKS, MARK_DTYPE)
-        marks.sort(order="sequence")
-        return Transfers(np.empty(0, TRANSFER_DTYPE), recorded=False, reason=reason), marks
+        in_order = np.sort(_table(spool / MARKS, MARK_DTYPE), order="sequence")
+        return Transfers(np.empty(0, TRANSFER_DTYPE), recorded=False, reason=reason), in_order
     counters = _Counters.read(spool / "counters.bin")
-    raw, marks = _rows(spool, counters.row_bits)
     objects = Objects.read(spool / "objects.tsv")
+    files = sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin"))
+    rows = np.empty(sum(file.stat().st_size for file in files) // _ROW_DTYPE.itemsize, TRANSFER_DTYPE)
     callers: dict[Frame, int] = {}
-    keys, index = objects.distinct(raw["caller"], raw["sequence"])
-    numbers = [callers.setdefault(objects.frame(*key), len(callers)) for key in keys]
-    rows = np.empty(len(raw), TRANSFER_DTYPE)
-    for name in ("sequence", "thread", "source", "destination"):
-        rows[name] = raw[name]
-    rows["kind"] = raw["word"] >> _KIND_SHIFT
-    rows["nbytes"] = raw["word"] & _SIZE_MASK
-    rows["count"] = 1
-    rows["caller"] = np.array(numbers, np.uint32)[index]
+    marks, count = [np.empty(0, MARK_DTYPE)], 0
+    for file in files:
+        raw = _finished(file, counters.row_bits)
+        marked = raw["word"] >> _KIND_SHIFT == _MARK
+        marks.append(_marks(raw[marked]))
+        raw = raw[~marked]
+        _resolve(raw, rows[count : count + len(raw)], objects, callers)
+        count += len(raw)
     small: dict[int, tuple[int, int]] = {}
     for address, moves, nbytes in counters.sums.tolist():
         caller = callers.setdefault(objects.frame(address) if address else OTHERS, len(callers))
         before = small.get(caller, (0, 0))
         small[caller] = before[0] + moves, before[1] + nbytes
-    summed = tuple((caller, *total) for caller, total in small.items())
-    return Transfers(rows, tuple(callers), summed, counters.lost, recorded=not reason, reason=reason), marks
+    transfers = Transfers(
+        rows[:count],
+        tuple(callers),
+        tuple((caller, *total) for caller, total in small.items()),
+        counters.lost,
+        recorded=not reason,
+        reason=reason,
+    )
+    return transfers, np.concatenate(marks)
 
 
-def _rows(spool: Path, row_bits: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The finished moves as they were written, and the marks. A row lies where its sequence says."""
-    moves, marks = [np.empty(0, _ROW_DTYPE)], [np.empty(0, _ROW_DTYPE)]
-    for path in sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin")):
-        table = _table(path, _ROW_DTYPE)
-        first = int(path.name[6:11]) << row_bits
-        finished = table["sequence"] == np.arange(first, first + len(table), dtype=np.uint64)
-        marked = table["word"] >> _KIND_SHIFT == _MARK
-        moves.append(table[finished & ~marked & (table["sequence"] != 0)])
-        marks.append(table[finished & marked])
-    found = np.concatenate(marks)
-    rows = np.empty(len(found), MARK_DTYPE)
-    rows["sequence"], rows["thread"], rows["span"] = found["sequence"], found["thread"], found["source"]
-    return np.concatenate(moves), rows
+def _finished(file: Path, row_bits: int) -> NDArray[Any]:
+    """The rows of a segment that were written to the end: each lies where its sequence says, which begins at 1."""
+    table = _table(file, _ROW_DTYPE)
+    first = int(file.name[6:11]) << row_bits
+    places = np.arange(first, first + len(table), dtype=np.uint64)
+    finished: NDArray[Any] = table[(table["sequence"] == places) & (places > 0)]
+    return finished
+
+
+def _marks(raw: NDArray[Any]) -> NDArray[Any]:
+    marks = np.empty(len(raw), MARK_DTYPE)
+    marks["sequence"], marks["thread"], marks["span"] = raw["sequence"], raw["thread"], raw["source"]
+    return marks
+
+
+def _resolve(raw: NDArray[Any], rows: NDArray[Any], objects: Objects, callers: dict[Frame, int]) -> None:
+    """Fill ``rows`` with moves as they were written; ``callers`` numbers the functions."""
+    for name in ("sequence", "thread", "source", "destination"):
+        rows[name] = raw[name]
+    rows["kind"] = raw["word"] >> _KIND_SHIFT
+    rows["nbytes"] = raw["word"] & _SIZE_MASK
+    rows["count"] = 1
+    keys, index = objects.distinct(raw["caller"], raw["sequence"])
+    numbers = [callers.setdefault(objects.frame(*key), len(callers)) for key in keys]
+    rows["caller"] = np.array(numbers, np.uint32)[index]
 
 
 class _Counters(NamedTuple):
@@ -243,4 +260,4 @@ def _table(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
         data = path.read_bytes()
     except FileNotFoundError:
         data = b""
-    return np.frombuffer(data, dtype, len(data) // dtype.itemsize).copy()
+    return np.frombuffer(data, dtype, len(data) // dtype.itemsize)
