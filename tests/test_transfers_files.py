@@ -140,6 +140,17 @@ def test_a_spool_that_cannot_grow_is_an_error_in_one_line(tmp_path: Path) -> Non
     movers.record(tmp_path / "next", lambda: None)
 
 
+def test_a_start_that_fails_at_the_end_leaves_nothing_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", refuse)
+        with pytest.raises(CopytraceError, match="spool: cannot be written: No space left on device"):
+            Recording(tmp_path / "spool").start()
+    movers.record(tmp_path / "next", lambda: None)
+
+
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 

@@ -96,17 +96,23 @@ class Recording:
                 if (self.spool / HEADER).exists():
                     raise CopytraceError(f"{self.spool}: holds another recording; choose an empty directory")
                 self._begin()
-                header = {"version": 1, "native": self._native, "reason": self.reason, "min_bytes": self.min_bytes}
-                (self.spool / HEADER).write_text(json.dumps(header))
+                try:
+                    (self.spool / HEADER).write_text(json.dumps(self._header()))
+                except BaseException:
+                    self._marks.stop()
+                    raise
             except OSError as error:
                 raise CopytraceError(f"{self.spool}: cannot be written: {error.strerror}") from error
             _active = self
             self.mark = self._marks.mark
 
+    def _header(self) -> dict[str, Any]:
+        native = not isinstance(self._marks, Marks)
+        return {"version": 1, "native": native, "reason": self.reason, "min_bytes": self.min_bytes}
+
     def _begin(self) -> None:
         extension, missing = _extension()
         self.reason = missing if self.moves else "switched off"
-        self._native = extension is not None
         if extension is None:
             self._marks = Marks(self.spool / MARKS)
             return
