@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from io import TextIOWrapper
 from pathlib import Path
@@ -61,6 +61,8 @@ class Run:
     quiet: bool
     keep_capture: bool
     options: dict[str, Any]
+    text: str
+    """Source of the program, as it was before it ran."""
 
     @property
     def partial(self) -> Path:
@@ -139,8 +141,9 @@ def run(
     if keep_capture:
         from copytrace.flamegraph import directory
 
-        _refuse_to_overwrite(directory(name), force)
-    plan = Run(program, name, Path(name).absolute(), force, quiet, keep_capture, options)
+        if directory(name).exists() and not force:
+            raise CopytraceError(f"{directory(name)} exists; give another name with -o, or -f to overwrite it")
+    plan = Run(program, name, Path(name).absolute(), force, quiet, keep_capture, options, program.text())
     if plan.partial.exists() and not force:
         raise CopytraceError(
             f"{name}.partial is left from a run that did not end; copytrace report reads it, -f drops it"
@@ -202,9 +205,12 @@ def _show(ending: BaseException | None) -> BaseException | None:
 
 def _save(plan: Run, recording: Session) -> bool:
     """Close the session, save its trace and say what is in it; False when that failed."""
+    from copytrace import trace
+
     try:
         recording.__exit__(None, None, None)
-        recording.save(plan.out, overwrite=plan.overwrite)
+        environment = {**recording.trace.environment, "program": {"kind": plan.program.kind, "text": plan.text}}
+        trace.save(replace(recording.trace, environment=environment), plan.out, overwrite=plan.overwrite)
         if plan.keep_capture:
             _keep_capture(plan)
         shutil.rmtree(plan.partial, ignore_errors=True)
@@ -242,17 +248,25 @@ def report(
     format: FormatOption = Format.text,  # noqa: A002
     output: Output = None,
     force: Force = False,
+    issue: Annotated[
+        str, typer.Option("--issue", metavar="LAYER", help="Only what this layer or project does, as Markdown.")
+    ] = "",
     open_it: Annotated[bool, typer.Option("--open", help="As HTML, in the browser.")] = False,
 ) -> None:
     if by_layer + by_site + by_path > 1:
         _misuse("--by-layer, --by-site and --by-path exclude each other")
     by: By = "layer" if by_layer else "site" if by_site else "path"
-    if open_it:
-        if format not in (Format.text, Format.html):
-            _misuse("--open shows HTML; give it without --format")
-        _open(load_report(file), output, force)
-        return
+    if open_it and format not in (Format.text, Format.html):
+        _misuse("--open shows HTML; give it without --format")
     loaded = load_report(file)
+    if issue:
+        from copytrace.reports.issue import narrow
+
+        loaded = narrow(loaded, issue)
+        format = Format.markdown if format is Format.text else format  # noqa: A001
+    if open_it:
+        _open(loaded, output, force)
+        return
 
     def text(width: int, color: bool) -> str:
         return loaded.to_text(by=by, width=width, color=color, file=file)
@@ -468,7 +482,7 @@ def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: 
 def _refuse_to_overwrite(path: Path, overwrite: bool) -> None:
     if not path.parent.is_dir():
         raise CopytraceError(f"{path.parent}: no such directory; make it, or give another name with -o")
-    if path.is_dir() and path.suffix != ".memray":
+    if path.is_dir():
         raise CopytraceError(f"{path} is a directory; give a file with -o")
     if path.exists() and not overwrite:
         raise CopytraceError(f"{path} exists; give another name with -o, or -f to overwrite it")

@@ -43,10 +43,13 @@ _ALWAYS = {"copytrace", "memray", "numpy", "wrapt"}
 def describe() -> dict[str, Any]:
     """Python, platform and the versions of the array libraries that are imported."""
     packages = {}
+    installers = set()
     for name in PACKAGES:
         if name in _ALWAYS or name in sys.modules:
             try:
-                packages[name] = metadata.version(name)
+                found = metadata.distribution(name)
+                packages[name] = found.version
+                installers.add((found.read_text("INSTALLER") or "").strip())
             except metadata.PackageNotFoundError:
                 continue
     libc = "-".join(part for part in platform.libc_ver() if part)
@@ -54,5 +57,6 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
         "platform": "-".join(part for part in (platform.system(), platform.machine(), libc) if part),
+        "installer": ", ".join(sorted(installers - {""})) or "unknown",
         "packages": packages,
     }

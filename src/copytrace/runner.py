@@ -7,6 +7,7 @@ import io
 import linecache
 import os
 import sys
+import tokenize
 from dataclasses import dataclass
 from importlib.machinery import BuiltinImporter, ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import find_spec
@@ -43,6 +44,23 @@ class Program:
     def found(self) -> bool:
         """False for a script that does not exist; modules are looked up when they run."""
         return self.kind != "script" or self.target == "-" or Path(self.target).exists()
+
+    def text(self) -> str:
+        """The source of a script or piece of code, working and home directory made ``.`` and ``~``; else empty."""
+        if self.kind == "code":
+            source = self.target
+        elif self.kind == "script" and os.path.isfile(self.target):
+            try:
+                with tokenize.open(self.target) as stream:
+                    source = stream.read()
+            except (OSError, SyntaxError, UnicodeDecodeError):
+                return ""
+        else:
+            return ""
+        for place, name in ((os.getcwd(), "."), (os.path.expanduser("~"), "~")):
+            if len(place) > 1:
+                source = source.replace(place, name)
+        return source
 
     def run(self) -> None:
         """Run to the end as ``__main__``. Whatever the program raises comes out as it is, SystemExit too.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from copytrace.reports import wording
+from copytrace.reports import issue, wording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -51,7 +51,7 @@ def render(report: ReportData, by: str) -> str:
     for room in _ROOMS:
         lines = [f"**{wording.headline(report, code)}**", "", *sections[by](report, room), *_unseen(report, room)]
         if room.details:
-            lines += [*_environment(report.environment), *_stacks(report, room)]
+            lines += [*_environment(report.environment), *_reproducer(report.environment), *_stacks(report, room)]
         if length(lines) <= LIMIT:
             break
     while length(lines) > LIMIT:
@@ -165,8 +165,14 @@ def _path(path: Path, report: ReportData, room: Room) -> list[str]:
         f"{code(buffer.layer)} {code(buffer.site.function)}"
         for buffer in wording.idle(path)[: room.rows]
     ]
+    remedies = [f"- {code(step.layer)} {code(step.site.function)}: {_remedy(step)}" for step in shown if step.remedy]
     cautions = [f"- {prose(caution)}" for caution in wording.cautions(path)[: room.rows]]
-    return [*lines, *held, *cautions, *([""] if held or cautions else [])]
+    beneath = [*remedies, *held, *cautions]
+    return [*lines, *beneath, *([""] if beneath else [])]
+
+
+def _remedy(step: Step) -> str:
+    return f"[{prose(step.remedy)}]({step.remedy_url})" if step.remedy_url else prose(step.remedy)
 
 
 def _step(step: Step, report: ReportData) -> list[str]:
@@ -287,6 +293,12 @@ def _environment(environment: Mapping[str, Any]) -> list[str]:
     return _folded(
         "Environment", table({"what": "left", "version": "left"}, ([code(key), code(value)] for key, value in rows))
     )
+
+
+def _reproducer(environment: Mapping[str, Any]) -> list[str]:
+    program = issue.reproducer(environment)
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall("`+", program)), 0)
+    return _folded("Reproducer", [f"{fence}python", program, fence]) if program else []
 
 
 def _stacks(report: ReportData, room: Room) -> list[str]:
