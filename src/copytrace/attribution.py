@@ -28,6 +28,7 @@ from copytrace.model import (
     Step,
 )
 from copytrace.naming import UNKNOWN, Name, Namer, imports, reference
+from copytrace.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,7 @@ def attribute(trace: Trace) -> ReportData:
         inference.complete(trace, ops, located, moved)
     transforms.complete(ops, located, moved, trace.transfers.callers)
     work = _Attribution(trace, ops, located, moved)
-    paths = work.paths()
+    paths = [_with_remedies(path, trace.environment.get("packages", {})) for path in work.paths()]
     return ReportData(
         environment=trace.environment,
         coverage=work.coverage(paths),
@@ -59,6 +60,12 @@ def attribute(trace: Trace) -> ReportData:
         spans=len(trace.spans),
         records=trace.allocations.records,
     )
+
+
+def _with_remedies(path: Path, packages: Mapping[str, str]) -> Path:
+    known = ((step, remedy(step, path, packages)) for step in path.steps)
+    steps = tuple(replace(step, remedy=of.text, remedy_url=of.url) if of else step for step, of in known)
+    return replace(path, steps=steps)
 
 
 @dataclass(slots=True)

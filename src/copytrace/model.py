@@ -262,6 +262,9 @@ class Step:
     avoidable_bytes: int = 0
     required: bool = False
     """True when the layer must own these bytes (MemoryStore) and the copy is no fault."""
+    remedy: str = ""
+    """What is known of this copy in the installed version: fixed or reported where, and one line of advice."""
+    remedy_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

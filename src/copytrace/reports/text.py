@@ -212,6 +212,8 @@ def _remarks(page: Page, step: Step, indent: int) -> None:
         where = wording.place(callers[0])
         called_from = f"called from {wording.plain(wording.short(callers[0].function))}"
         page.flow(called_from + (f"  {where}" if where else ""), indent, style="dim")
+    if step.remedy:
+        page.flow(wording.plain(step.remedy), indent, style="green")
 
 
 # --- by layer --------------------------------------------------------------------------------------------------------
@@ -273,6 +275,8 @@ def _by_site(page: Page, report: ReportData) -> None:
                 f"on {wording.heading(path)}",
             ]
             page.items(figures, "; ", 2, style="red" if step.avoidable_bytes else "")
+        if moves[0][0].remedy:
+            page.flow(wording.plain(moves[0][0].remedy), 2, style="green")
         for caller in wording.callers(moves[0][0]):
             page.items([f"called from {wording.plain(caller.function)}", wording.place(caller)], "  ", 4, style="dim")
     if not sites:
