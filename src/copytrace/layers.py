@@ -13,6 +13,7 @@ from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from copytrace.native import RUNTIME_CRATES
 from copytrace.places import imported_as, loaded_from, relative
 
 if TYPE_CHECKING:
@@ -94,9 +95,6 @@ CARRIERS = frozenset(
 )
 """Conversions whose caller is answerable: it asked for another form of the bytes."""
 
-_TOKIO_AND_STD = re.compile(
-    r"^(std|core|alloc|tokio|futures|futures_util|futures_core|pyo3|pyo3_async_runtimes|rayon|rayon_core|bytes)$"
-)
 
 
 def project_of(layer: str) -> str:
@@ -143,7 +141,7 @@ def layer_of_native(function: str, crate: str, library: str) -> str:
     if function.startswith("__pyx_"):
         module = cython_name(function)
         return layer_of_module(module) if "." in module else ""
-    if crate and not _TOKIO_AND_STD.match(crate):
+    if crate and crate not in RUNTIME_CRATES:
         layer = CRATE_LAYERS.get(crate)
         if layer is not None:
             return layer or layer_of_library(library)
