@@ -110,7 +110,7 @@ def test_cells_may_hold_magics_and_a_silent_end(shell: InteractiveShell) -> None
 def test_a_report_shows_itself() -> None:
     report = reportdata.everything()
     fragment = report._repr_html_()
-    assert fragment.startswith('<div class="copytrace">')
+    assert fragment.startswith('<div class="copytrace fragment">')
     assert "<script" not in fragment
     assert "alert(1)" in fragment
     assert "<body" not in fragment
@@ -128,7 +128,7 @@ def test_a_notebook(tmp_path: Path) -> None:
     executed: Any = client.execute()
     shown = [output["data"] for cell in executed.cells for output in cell.outputs if "data" in output]
     assert shown[0]["text/plain"] == "(211, 503)"
-    assert shown[1]["text/html"].startswith('<div class="copytrace">')
+    assert shown[1]["text/html"].startswith('<div class="copytrace fragment">')
     assert "zarr.Array -&gt; " in shown[1]["text/html"]
     assert shown[1]["text/markdown"].startswith("**")
     assert shown[2]["text/plain"].startswith("'write . zarr.Array . ")

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from copytrace.report import Report
 
-LIVE = Timeline((0.0, 1.0, 2.0, 4.0), ("obstore", "numcodecs"), ((0, 700, 700, 0), (0, 0, 1001, 0)), 1000)
+LIVE = Timeline(
+    (0.0, 1.0, 2.0, 4.0), ("obstore", "zarr", "numcodecs"), ((0, 700, 700, 0), (0, 8, 0, 0), (0, 0, 1001, 0)), 1000
+)
 
 
 def fifty() -> Report:

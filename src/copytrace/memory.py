@@ -96,7 +96,8 @@ class Memory:
         live = np.cumsum(steps, axis=1)
         kept = _peaks(live.sum(axis=0), _MOMENTS)
         begun = self._time(np.array([op.root.enter]))[0]
-        milliseconds = np.maximum.accumulate((when[order][kept] - begun) / 1e6)
+        ended = self._time(np.array([op.root.exit]))[0]
+        milliseconds = (_spread(np.maximum.accumulate(when[order]), ended)[kept] - begun) / 1e6
         return Timeline(
             tuple(round(float(moment), 3) for moment in milliseconds),
             tuple(layers),
@@ -129,6 +130,17 @@ def _operations_of_rows(trace: Trace, operations: Operations, located: Located, 
     own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
     result[own[blocks.stack]] = 0
     return result
+
+
+def _spread(moments: NDArray[np.float64], end: float) -> NDArray[np.float64]:
+    """Rising ``moments`` with equal ones spread evenly up to the next or the ``end``: native threads make no marks, so
+    that of their allocations only the order is known.
+    """
+    distinct, first, counts = np.unique(moments, return_index=True, return_counts=True)
+    room = np.append(distinct[1:], max(end, distinct[-1])) - distinct
+    share = (np.arange(len(moments)) - np.repeat(first, counts)) / np.repeat(counts, counts)
+    spread: NDArray[np.float64] = moments + np.repeat(room, counts) * share
+    return spread
 
 
 def _peaks(total: NDArray[np.int64], most: int) -> NDArray[np.int64]:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 WIDTH = 720
 HEIGHT = 160
+LEAST = 0.005
+"""Layers that never hold so much of the height are not drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ def chart(timeline: Timeline) -> Chart | None:
     areas, below = [], [0] * len(times)
     for layer, row in zip(timeline.layers, timeline.live, strict=True):
         above = [low + nbytes for low, nbytes in zip(below, row, strict=True)]
-        if any(row):
+        if max(row) >= LEAST * highest:
             areas.append((layer, _area(xs, [height(n) for n in above], [height(n) for n in below])))
         below = above
     marks = (highest, highest / 2, 0)

@@ -4,7 +4,6 @@
   theme.addEventListener("click", () => {
     const now = document.body.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
     document.body.dataset.theme = now === "dark" ? "light" : "dark";
-    document.documentElement.style.colorScheme = document.body.dataset.theme;
   });
 
   const value = (row, column) => {
