@@ -199,6 +199,16 @@ def test_misuse_exits_with_2(arguments: list[str]) -> None:
     assert "Traceback" not in err
 
 
+def test_a_report_for_an_issue_is_markdown_on_one_library(example: Path) -> None:
+    status, out, err = called("report", example, "--issue", "icechunk")
+    assert (status, err) == (0, "")
+    assert out.startswith("**`read zarr.Array <- IcechunkStore bytes`: 2.0 of 2.0 copies avoidable, in ")
+    assert "| `zarr.buffer` |" not in out
+    assert called("report", example, "--issue", "icechunk", "--format", "html")[1].startswith("<!doctype html>")
+    status, out, err = called("report", example, "--issue", "dask")
+    assert (status, out, err.startswith("copytrace: --issue dask: it copies nothing here; ")) == (1, "", True)
+
+
 def test_html_goes_to_a_file_and_to_the_browser(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = called("report", example, "--format", "html")
     assert (status, out.startswith("<!doctype html>"), err) == (0, True, "")
