@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FREE, MALLOC, REALLOC, MUNMAP = 5, 6, 7, 15
 _FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_stack_id")
-_BLOCK = 1 << 16
+_BLOCK = 1 << 13
 _MMAP_THRESHOLD = 128 << 10
 _MAX_FRAMES = 60
 _SMALLEST = 512
