@@ -77,7 +77,7 @@ def test_a_script_with_trackers_is_as_it_is_alone_and_attributed(tmp_path: Path)
     assert report["coverage"]["memray"] is True
     assert report["coverage"]["unattributed_bytes"] == 0
     assert 0.99 < path["extra_at_peak_bytes"] / NBYTES < 2.1
-    assert report["coverage"]["notes"] == []
+    assert len(report["coverage"]["notes"]) == (0 if report["coverage"]["transfers"] else 1)
 
 
 def test_an_aggregated_capture_is_left_alone_and_the_report_says_what_was_lost(tmp_path: Path) -> None:

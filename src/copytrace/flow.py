@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from copytrace.allocations import OWN_STACK
 from copytrace.layers import CARRIER_LIBRARIES
 from copytrace.lookup import Sighting
 from copytrace.model import DESTINATION, INPUT, OUTPUT, TRANSFER_KINDS
@@ -86,8 +87,9 @@ class _Builder:
         self.operation_of = [self._operation(region.span) for region in located.regions]
         self.inferred: set[int] = set()
         self.allocated: dict[int, list[Region]] = {}
+        own = {number for number, stack in enumerate(trace.allocations.stacks) if stack == OWN_STACK}
         for region in located.regions:
-            if region.span:
+            if region.span and region.stack not in own:
                 self.allocated.setdefault(region.span, []).append(region)
 
     def _operation(self, span: int) -> int:
