@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from copytrace.flow import Edge
 from copytrace.layers import layer_of_module
 from copytrace.model import INPUT, OUTPUT
+from copytrace.naming import imports
 from copytrace.operations import keeps_in_memory
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ def _families(
             continue
         native = all(frame.native for frame in frames)
         if not native and not _fills(frames[0].function):
+            continue
+        if any(imports(frame) for frame in frames):
             continue
         carried = min(held, operation.payload)
         share = carried / held
