@@ -33,6 +33,9 @@ _MMAP_THRESHOLD = 128 << 10
 _MAX_FRAMES = 60
 _SMALLEST = 512
 _MUCH = 64 << 10
+_MOST = 6000
+_MOST_NATIVE = 1500
+"""Stacks that are resolved, and those of them with native frames."""
 
 
 UNRESOLVED = (Frame("(not resolved)", "", 0),)
@@ -135,17 +138,24 @@ def _load(segment: Segment, number: int, offset: int, readers: ExitStack) -> _St
 
 
 def _stacks(blocks: Allocations, loaded: Sequence[_Stream]) -> tuple[tuple[Frame, ...], ...]:
-    """The stacks of what may be payload: allocated inside a span, or much of it. Resolving a stack takes up to a
-    millisecond, and importing a library makes thousands.
+    """The stacks of what may be payload: allocated inside a span, or much of it.
+
+    Resolving native frames takes up to a millisecond a stack, and importing a library inside a span makes tens of
+    thousands of stacks: only those that most was allocated on are resolved, the very largest with native frames.
     """
     count = 1 + sum(len(stream.records) for stream in loaded)
     total = np.bincount(blocks.stack, blocks.size, count)
     inside = np.bincount(blocks.stack, (blocks.span > 0) & (blocks.size >= _SMALLEST), count)
     wanted = (inside > 0) | (total >= _MUCH)
+    largest = np.argsort(np.where(wanted, total, -1.0), kind="stable")[::-1]
+    wanted[largest[_MOST:]] = False
+    with_native = np.zeros(count, bool)
+    with_native[largest[:_MOST_NATIVE]] = True
     stacks: list[tuple[Frame, ...]] = [()]
     for stream in loaded:
         for record in stream.records:
-            stacks.append(_resolve(record, stream.native) if wanted[len(stacks)] else UNRESOLVED)
+            native = stream.native and bool(with_native[len(stacks)])
+            stacks.append(_resolve(record, native) if wanted[len(stacks)] else UNRESOLVED)
     return tuple(stacks)
 
 

@@ -103,12 +103,17 @@ def project_of(layer: str) -> str:
 
 
 @cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
+@cache
 def _distribution(package: str, kind: str) -> str:
     """The distribution that a top-level package comes from, empty when there is none; most have its name."""
     try:
         return metadata.distribution(package).name
     except (metadata.PackageNotFoundError, ValueError):
-        found = metadata.packages_distributions().get(package, []) if kind == "installed" else []
+        found = _distributions().get(package, []) if kind == "installed" else []
         return found[0] if found else ""
 
 
