@@ -15,6 +15,7 @@ from textwrap import dedent
 import pytest
 
 import copytrace
+from copytrace.runner import Program
 
 PLAIN = [sys.executable]
 COMMAND = [sys.executable, "-m", "copytrace", "run"]
@@ -445,3 +446,16 @@ def test_options_reach_the_session(tmp_path: Path) -> None:
     assert second.report.coverage.memray
     assert not second.report.coverage.native
     assert second.trace.min_bytes == 77
+
+
+def test_a_program_is_kept_without_its_credentials() -> None:
+    code = (
+        'store = S3Store("b", access_key_id="AKIA1", secret_access_key = \'hush\', region="eu")\n'
+        'options = {"token": "t0k", "key": "c/0", "url": "https://me:pw@host/x"}\n'
+        'TOKEN = "abc"\n'
+    )
+    text = Program("code", code).text()
+    for secret in ("AKIA1", "hush", "t0k", "me:pw", "abc"):
+        assert secret not in text
+    for kept in ('region="eu"', '"key": "c/0"', 'access_key_id="..."', "https://...@host/x"):
+        assert kept in text

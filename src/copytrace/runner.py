@@ -6,6 +6,7 @@ import builtins
 import io
 import linecache
 import os
+import re
 import sys
 import tokenize
 from dataclasses import dataclass
@@ -17,6 +18,14 @@ from typing import Literal
 from zipfile import is_zipfile
 
 from copytrace.errors import CopytraceError
+
+
+_SECRET = re.compile(
+    r"""(?i)(\w*(?:secret|token|passw|access_?key|api_?key|account_?key|credential)\w*["']?\s*[=:,]\s*)(["'])[^"'\n]*\2"""
+)
+"""A text given to a name that speaks of a credential."""
+_USER = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s\"'@]+@")
+"""The user and password of an address."""
 
 
 class NotRunnableError(CopytraceError):
@@ -46,7 +55,9 @@ class Program:
         return self.kind != "script" or self.target == "-" or Path(self.target).exists()
 
     def text(self) -> str:
-        """The source of a script or piece of code, working and home directory made ``.`` and ``~``; else empty."""
+        """The source of a script or piece of code, working and home directory made ``.`` and ``~`` and what looks like
+        a credential left out; else empty.
+        """
         if self.kind == "code":
             source = self.target
         elif self.kind == "script" and os.path.isfile(self.target):
@@ -60,7 +71,8 @@ class Program:
         for place, name in ((os.getcwd(), "."), (os.path.expanduser("~"), "~")):
             if len(place) > 1:
                 source = source.replace(place, name)
-        return source
+        source = _SECRET.sub(r"\g<1>\g<2>...\g<2>", source)
+        return _USER.sub(r"\1...@", source)
 
     def run(self) -> None:
         """Run to the end as ``__main__``. Whatever the program raises comes out as it is, SystemExit too.
