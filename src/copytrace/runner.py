@@ -19,7 +19,6 @@ from zipfile import is_zipfile
 
 from copytrace.errors import CopytraceError
 
-
 _SECRET = re.compile(
     r"""(?i)(\w*(?:secret|token|passw|access_?key|api_?key|account_?key|credential)\w*["']?\s*[=:,]\s*)(["'])[^"'\n]*\2"""
 )
