@@ -53,14 +53,17 @@ def extents(value: Any) -> tuple[Extent, ...]:
     if reader is None:
         reader = _reader(value)
         if len(_LEARNT) >= _MOST_TYPES:
-            _LEARNT.clear()
+            forget()
         _LEARNT[kind] = reader
+        if reader is _wrapped:
+            WRAPPERS[kind] = reader
     return reader(value)
 
 
 def forget() -> None:
     """Drop what was learnt of the types seen, so that none is kept alive."""
     _LEARNT.clear()
+    WRAPPERS.clear()
 
 
 def array_extent(value: np.ndarray[Any, Any]) -> tuple[Extent, ...]:
@@ -163,3 +166,6 @@ _READERS: dict[type, _Reader] = {
     **dict.fromkeys((type(None), bool, int, float, str, dict, slice), _none),
 }
 _LEARNT: dict[type, _Reader] = {}
+
+WRAPPERS: dict[type, _Reader] = {}
+"""Those of the types seen that hold their array in an attribute ``_data``."""

@@ -16,13 +16,22 @@ import threading
 import time
 from contextvars import ContextVar
 from json.encoder import encode_basestring_ascii as quoted
+from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from copytrace.callers import callers
-from copytrace.extents import extents, forget
+from copytrace.extents import WRAPPERS, extents, forget
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+
+native: ModuleType | None
+try:
+    from copytrace import _spans
+except ImportError:
+    native = None
+else:
+    native = _spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,7 +74,15 @@ class _Threads(threading.local):
         self.state = ThreadState()
 
 
-threads = _Threads()
+_threads = _Threads()
+
+
+def _thread_state() -> ThreadState:
+    return _threads.state
+
+
+thread_state: Callable[[], ThreadState] = _thread_state if native is None else native.state
+"""The calling thread's state."""
 
 
 class Recorder:
@@ -82,6 +99,7 @@ class Recorder:
         "first_failure",
         "mark",
         "next_span",
+        "see",
         "seen",
         "spans",
     )
@@ -92,8 +110,10 @@ class Recorder:
         self.failures = 0
         """Errors inside probes that were swallowed since the session opened."""
         self.first_failure = ""
-        self.next_span = itertools.count(1).__next__
+        self.next_span: Callable[[], int] = itertools.count(1).__next__ if native is None else native.next_span
         """Ids are never given twice in a process: what an earlier session left in a context is no span of this one."""
+        self.see: Callable[[int, int, Any], None] = self._see if native is None else native.see
+        """``see(span, role, value)`` notes where the bytes of a value lie, as INPUT, OUTPUT or DESTINATION."""
         self.spans = bytearray()
         self.seen = bytearray()
         self._sites: dict[SiteInfo, int] = {}
@@ -102,6 +122,9 @@ class Recorder:
         self._attribute_lines = bytearray()
         self._files: dict[str, IO[bytes]] = {}
         self._lock = threading.RLock()
+        if native is not None:
+            rows = (self.spans, self.seen)
+            native.setup(parent_span, *rows, extents, WRAPPERS, self.flush, self.failed, np.ndarray)
 
     def begin(self, spool: Path, mark: Mark) -> None:
         """Start to record into the existing directory ``spool``. Raises RuntimeError when already recording."""
@@ -117,12 +140,12 @@ class Recorder:
             for site in self._sites:
                 self._write_site(site)
             self.attributes({})
-            self.mark = mark
+            self._set_mark(mark)
 
     def end(self) -> None:
         """Stop recording and close the spool; spans that are still open are left out. May be called again."""
         with self._lock:
-            self.mark = None
+            self._set_mark(None)
             self.flush()
             for file in self._files.values():
                 file.close()
@@ -143,7 +166,7 @@ class Recorder:
         """The sequence of this moment. Raises RuntimeError when not recording."""
         if self.mark is None:
             raise RuntimeError("the recorder is not recording: begin() it first")
-        return self.mark(threads.state.current)
+        return self.mark(thread_state().current)
 
     def site(self, info: SiteInfo) -> int:
         """The index of ``info`` in the spool's sites, the same for the life of the process."""
@@ -178,8 +201,7 @@ class Recorder:
                 self._attributes[key] = index
             return index
 
-    def see(self, span: int, role: int, value: Any) -> None:
-        """Note where the bytes of ``value`` lie, as ``INPUT``, ``OUTPUT`` or ``DESTINATION`` of ``span``."""
+    def _see(self, span: int, role: int, value: Any) -> None:
         for extent in extents(value):
             self.seen += pack_seen(span, role, *extent)
 
@@ -206,10 +228,15 @@ class Recorder:
 
     def _forget(self) -> None:
         """Become inert in a forked child, whose parent goes on writing to the same files."""
-        self.mark = None
+        self._set_mark(None)
         self._files = {}
         self._lock = threading.RLock()
         self._clear()
+
+    def _set_mark(self, mark: Mark | None) -> None:
+        if native is not None:
+            native.set_mark(mark)
+        self.mark = mark
 
     def _clear(self) -> None:
         self._attributes = {}
@@ -243,7 +270,7 @@ class Operation:
         self._close: Callable[[int], None] | None = None
 
     def __enter__(self) -> Self:
-        mark, state = recorder.mark, threads.state
+        mark, state = recorder.mark, thread_state()
         self._close = None
         if mark is None:
             return self
@@ -263,7 +290,7 @@ class Operation:
             if not waits:
                 state.current = previous
             if recorder.mark is mark:
-                leave = mark(threads.state.current)
+                leave = mark(thread_state().current)
                 row = (span, parent, site, attributes, state.ident, enter, leave, started)
                 recorder.close(pack_span(*row, time.perf_counter_ns(), self.payload, error))
 

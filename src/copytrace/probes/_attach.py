@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from copytrace.model import ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
 from copytrace.probes._imports import ImportWatch
-from copytrace.probes._looks import after, before
+from copytrace.probes._looks import plan_of
 from copytrace.probes._patch import Patch, PatchError, find
-from copytrace.probes._site import COPIES, Family, Probe, Site
-from copytrace.probes._span import Plan
-from copytrace.recorder import recorder, threads
+from copytrace.probes._site import Family, Probe, Site
+from copytrace.recorder import recorder, thread_state
 from copytrace.versions import covers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import FunctionType
 
 
 _GROUP = "copytrace.probes"
@@ -81,7 +81,7 @@ class Attachment:
 
     @contextmanager
     def _quietly(self) -> Iterator[None]:
-        state = threads.state
+        state = thread_state()
         before, state.busy = state.busy, True
         try:
             with self._lock:
@@ -169,16 +169,14 @@ class Attachment:
         info = SiteInfo(site.name, library, site.kind, site.direction, site.primitive)
         try:
             self._add(
-                Patch.of_callable(
-                    owner, attribute, lambda original: stand_in(self._plan(attached, site, info, original), original)
-                )
+                Patch.of_callable(owner, attribute, lambda original: self._stand_in(attached, site, info, original))
             )
         except PatchError as error:
             attached.rows[site.name] = ("failed", str(error))
         else:
             attached.rows[site.name] = ("attached", "")
 
-    def _plan(self, attached: _Attached, site: Site, info: SiteInfo, original: Any) -> Plan:
+    def _stand_in(self, attached: _Attached, site: Site, info: SiteInfo, original: Any) -> FunctionType:
         for returned in site.returns:
             attached.rows.setdefault(returned.name, ("waiting", f"{site.name} has returned nothing yet"))
 
@@ -188,9 +186,7 @@ class Attachment:
                     if _defines(kind, returned.targets[0]):
                         self._patch(attached, kind, returned.targets[0], returned)
 
-        return Plan(
-            site.name, recorder.site(info), before(site, original), after(site, learn), site.unless, site.kind in COPIES
-        )
+        return stand_in(plan_of(site, recorder.site(info), original, learn), original, site.unless)
 
     def _add(self, patch: Patch) -> None:
         patch.install()

@@ -7,36 +7,38 @@ A stand-in's frame is on the stack of every allocation made below it; its code i
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from functools import update_wrapper
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from copytrace.places import OWN_FILE
-from copytrace.probes._span import Plan, Span
-from copytrace.recorder import pack_span, parent_span, recorder, threads
+from copytrace.recorder import recorder, thread_state
+from copytrace.spans import Plan, Span, Unstarted, begin, enter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    type Unless = Callable[[tuple[Any, ...], Mapping[str, Any]], bool]
 
 _NOTHING: tuple[Any, ...] = ()
 _NO_NAMES: dict[str, Any] = {}
 
 
-def stand_in(plan: Plan, original: Any) -> FunctionType:
-    """A replacement for the callable ``original`` that takes the same arguments, ``self`` or ``cls`` among them."""
+def stand_in(plan: Plan, original: Any, unless: Unless | None = None) -> FunctionType:
+    """A replacement for the callable ``original`` that takes the same arguments, ``self`` or ``cls`` among them.
+
+    Calls of a plain function for which ``unless(args, kwargs)`` is true are not recorded.
+    """
     made: Any
     if inspect.iscoroutinefunction(original):
-        made = inspect.markcoroutinefunction(_awaited(plan, original))
+        made = inspect.markcoroutinefunction(_stepping(plan, original, _coroutine(plan.name)))
     elif inspect.isasyncgenfunction(original):
-        made = _stepping(plan, original, _with_span(plan, _as_it_was_called(_async_generator(plan.name), original)))
+        made = _stepping(plan, original, _async_generator(plan.name))
     elif inspect.isgeneratorfunction(original):
-        made = _stepping(
-            plan, original, _with_span(plan, _as_it_was_called(named(_steps_of_generator, plan.name), original))
-        )
+        made = _stepping(plan, original, named(_steps_of_generator, plan.name))
     elif type(original) is FunctionType and not hasattr(original, "__wrapped__"):
-        made = named(_plain(plan, original), plan.name)
+        made = named(_plain(plan, original, unless), plan.name)
     else:
         made = named(_unknown(plan, original, _coroutine(plan.name)), plan.name)
     update_wrapper(made, original)
@@ -56,150 +58,42 @@ def named(function: Any, name: str, *, coroutine: bool = False) -> FunctionType:
     return FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
 
 
-def _plain(plan: Plan, original: Callable[..., Any]) -> Callable[..., Any]:
-    """For a function that returns when it is done: this is the frequent one, so nothing is called that need not be."""
-    _, site, before, after, unless, copies = plan
+def _plain(plan: Plan, original: Callable[..., Any], unless: Unless | None) -> Callable[..., Any]:
+    """For a function that returns when it is done."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        mark, state = recorder.mark, threads.state
-        if mark is None or state.busy or (unless is not None and unless(args, kwargs)):
+        if unless is not None and recorder.mark is not None and unless(args, kwargs):
             return original(*args, **kwargs)
-        span, parent, previous, copying = recorder.next_span(), parent_span.get(), state.current, state.copying
-        attributes, payload = before(span, args, kwargs) if before is not None else (0, 0)
-        parent_span.set(span)
-        state.current, state.copying = span, copies
-        started, enter, error = time.perf_counter_ns(), mark(span), 1
+        span = enter(plan, args, kwargs)
+        if span is None:
+            return original(*args, **kwargs)
         try:
             if kwargs:
                 result = original(*(args, args := _NOTHING)[0], **(kwargs, kwargs := _NO_NAMES)[0])
             else:
                 result = original(*(args, args := _NOTHING)[0])
-            error = 0
-        finally:
-            state.current, state.copying = previous, copying
-            parent_span.set(parent)
-            if recorder.mark is mark:
-                leave, ended = mark(previous), time.perf_counter_ns()
-                row = pack_span(
-                    span, parent, site, attributes, state.ident, enter, leave, started, ended, payload, error
-                )
-                recorder.close(row)
-        if after is not None:
-            after(span, result)
+        except BaseException:
+            span.leave(True)
+            raise
+        span.leave(False)
+        span.result(result)
         return result
 
     return call
 
 
-def _awaited(plan: Plan, original: Callable[..., Any]) -> FunctionType:
-    """For a coroutine function: a :class:`Span` and :func:`_steps_of_coroutine` written out, since it is nearly as
-    frequent.
-    """
-    _, site, before, after, _, _ = plan
-
-    def steps(unstarted: _Unstarted, args: Any, kwargs: Any, caller: int) -> Generator[Any, Any, Any]:
-        inner, mark, state = unstarted.take(), recorder.mark, threads.state
-        if mark is None:
-            return (yield from inner)
-        around = parent_span.get()
-        span, parent, thread = recorder.next_span(), around or caller, state.ident
-        attributes, payload = before(span, args, kwargs) if before is not None else (0, 0)
-        args = kwargs = sent = None
-        thrown: list[BaseException] = []
-        previous, base = state.current, state.base
-        if base is None:
-            state.base = previous
-        parent_span.set(span)
-        state.current = span
-        started, enter, error = time.perf_counter_ns(), mark(span), 1
-        try:
-            while True:
-                try:
-                    waits_for = [inner.throw(thrown.pop()) if thrown else inner.send(sent)]
-                except StopIteration as stop:
-                    result = stop.value
-                    break
-                beneath = state.base or 0
-                deeper = state.current == beneath
-                if not deeper:
-                    state.current = beneath
-                    if recorder.mark is mark:
-                        mark(beneath)
-                state.base = base
-                parent_span.set(around)
-                try:
-                    sent = yield waits_for.pop()
-                except GeneratorExit:
-                    state, around = threads.state, parent_span.get()
-                    previous, base = state.current, state.base
-                    inner.close()
-                    raise
-                except BaseException as exception:
-                    thrown = [_without_own_frame(exception)]
-                state, around = threads.state, parent_span.get()
-                previous, base = state.current, state.base
-                if base is None:
-                    state.base = previous
-                parent_span.set(span)
-                state.current = span
-                if not deeper and recorder.mark is mark:
-                    mark(span)
-            error = 0
-        finally:
-            state.current = previous
-            state.base = base
-            parent_span.set(around)
-            if recorder.mark is mark:
-                leave, ended = mark(previous), time.perf_counter_ns()
-                row = pack_span(span, parent, site, attributes, thread, enter, leave, started, ended, payload, error)
-                recorder.close(row)
-        if after is not None:
-            after(span, result)
-        return result
-
-    return _stepping(plan, original, _as_it_was_called(named(steps, plan.name, coroutine=True), original))
-
-
-def _stepping(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> FunctionType:
-    """For a function that returns something with steps, which ``run`` makes."""
+def _stepping(plan: Plan, original: Callable[..., Any], run: FunctionType) -> FunctionType:
+    """For a function that returns something with steps, which ``run`` follows under the name of the original."""
+    run.__name__ = getattr(original, "__name__", run.__name__)
+    run.__qualname__ = getattr(original, "__qualname__", run.__qualname__)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         inner = original(*args, **kwargs)
-        if recorder.mark is None or threads.state.busy:
+        if recorder.mark is None or thread_state().busy:
             return inner
-        return run(_Unstarted(inner), args, kwargs, parent_span.get())
+        return run(Unstarted(plan, inner, args, kwargs))
 
     return named(call, plan.name)
-
-
-class _Unstarted:
-    """Holds a coroutine until its first step. One that is dropped or closed before that says so once, and not for the
-    original too.
-    """
-
-    __slots__ = ("_inner",)
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def take(self) -> Any:
-        inner, self._inner = self._inner, None
-        return inner
-
-    def __del__(self) -> None:
-        if inspect.iscoroutine(self._inner):
-            self._inner.close()
-
-
-def _with_span(plan: Plan, run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda unstarted, args, kwargs, _caller: run(unstarted, Span(plan, args, kwargs))
-
-
-def _as_it_was_called(function: FunctionType, original: Any) -> FunctionType:
-    """``function``, whose coroutines or generators go by the name of the original's."""
-    function.__name__ = getattr(original, "__name__", function.__name__)
-    function.__qualname__ = getattr(original, "__qualname__", function.__qualname__)
-    return function
 
 
 def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,17 +102,16 @@ def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) 
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if recorder.mark is None or threads.state.busy:
+        span = begin(plan, args, kwargs)
+        if span is None:
             return original(*args, **kwargs)
-        span = Span(plan, args, kwargs)
-        span.resume()
         try:
             result = original(*(args, args := _NOTHING)[0], **(kwargs, kwargs := _NO_NAMES)[0])
         except BaseException:
-            span.finish(1)
+            span.finish(True)
             raise
         if not hasattr(type(result), "__await__"):
-            span.finish(0)
+            span.finish(False)
             span.result(result)
             return result
         span.pause()
@@ -226,10 +119,23 @@ def _unknown(plan: Plan, original: Callable[..., Any], run: Callable[..., Any]) 
             result.add_done_callback(_Done(span))
             return result
         if isinstance(result, Coroutine):
-            return run(_Unstarted(result), span)
+            return run(_Begun(result, span))
         return _Followed(result, span, run)
 
     return call
+
+
+class _Begun:
+    """A coroutine whose span is open already, as :class:`Unstarted` hands it over."""
+
+    __slots__ = ("_inner", "_span")
+
+    def __init__(self, inner: Any, span: Span) -> None:
+        self._inner = inner
+        self._span = span
+
+    def start(self) -> tuple[Any, Span]:
+        return self._inner, self._span
 
 
 def _without_own_frame[E: BaseException](error: E) -> E:
@@ -241,59 +147,45 @@ def _coroutine(name: str) -> FunctionType:
     return named(_steps_of_coroutine, name, coroutine=True)
 
 
-def _steps_of_coroutine(unstarted: _Unstarted, span: Span, last: bool = True) -> Generator[Any, Any, Any]:
-    """Take a coroutine, or what ``asend`` returns, through its steps, with all that is sent and thrown passed on as it
-    is.
-
-    ``last`` closes the span with the last step.
-    """
-    inner = unstarted.take()
-    sent: list[Any] = [None]
+def _steps_of_coroutine(unstarted: Unstarted | _Begun) -> Generator[Any, Any, Any]:
+    """Take a coroutine through its steps, with all that is sent and thrown passed on as it is."""
+    inner, span = unstarted.start()
+    sent = None
     thrown: list[BaseException] = []
-    error = 1
+    while True:
+        try:
+            sent = yield (span.throw(inner, thrown) if thrown else span.send(inner, sent))
+        except BaseException as error:
+            if span.done:
+                if isinstance(error, StopIteration):
+                    return error.value
+                raise
+            if isinstance(error, GeneratorExit):
+                _close(inner, span)
+                raise
+            thrown = [_without_own_frame(error)]
+
+
+def _close(inner: Any, span: Span) -> None:
+    span.resume()
     try:
-        while True:
-            span.resume()
-            try:
-                waits_for = [inner.throw(thrown.pop()) if thrown else inner.send(sent.pop())]
-            except StopIteration as stop:
-                result = [stop.value]
-                break
-            except StopAsyncIteration:
-                error, last = 0, True
-                raise
-            span.suspend()
-            try:
-                sent = [(yield waits_for.pop())]
-            except GeneratorExit:
-                span.resume()
-                inner.close()
-                raise
-            except BaseException as exception:
-                thrown = [_without_own_frame(exception)]
-        error = 0
+        inner.close()
     finally:
-        if error or last:
-            span.finish(error)
-        else:
-            span.pause()
-    if last:
-        span.result(result[0])
-    return result.pop()
+        span.finish(True)
 
 
-def _steps_of_generator(unstarted: _Unstarted, span: Span) -> Generator[Any, Any, Any]:
-    inner = unstarted.take()
+def _steps_of_generator(unstarted: Unstarted) -> Generator[Any, Any, Any]:
+    inner, span = unstarted.start()
     sent: list[Any] = [None]
     thrown: list[BaseException] = []
-    error = 1
+    error = True
     try:
         while True:
             span.resume()
             try:
                 items = [inner.throw(thrown.pop()) if thrown else inner.send(sent.pop())]
             except StopIteration as stop:
-                error = 0
+                error = False
                 return stop.value
             span.result(items[0])
             span.pause()
@@ -302,7 +194,7 @@ def _steps_of_generator(unstarted: _Unstarted, span: Span) -> Generator[Any, Any
             except GeneratorExit:
                 span.resume()
                 inner.close()
-                error = 0
+                error = False
                 raise
             except BaseException as exception:
                 thrown = [_without_own_frame(exception)]
@@ -311,28 +203,53 @@ def _steps_of_generator(unstarted: _Unstarted, span: Span) -> Generator[Any, Any
 
 
 def _async_generator(name: str) -> FunctionType:
-    step = _coroutine(name)
+    step = named(_step_of_async_generator, name, coroutine=True)
 
-    async def generate(unstarted: _Unstarted, span: Span) -> AsyncGenerator[Any, Any]:
-        inner = unstarted.take()
+    async def generate(unstarted: Unstarted) -> AsyncGenerator[Any, Any]:
+        inner, span = unstarted.start()
         sent: list[Any] = [None]
         thrown: list[BaseException] = []
         while True:
             asked = inner.athrow(thrown.pop()) if thrown else inner.asend(sent.pop())
             try:
-                items = [await step(_Unstarted(asked), span, last=False)]
+                items = [await step(asked, span)]
             except StopAsyncIteration:
                 return
             span.result(items[0])
             try:
                 sent = [(yield items.pop())]
             except GeneratorExit:
-                await step(_Unstarted(inner.aclose()), span)
+                await step(inner.aclose(), span)
+                span.finish_elsewhere(False)
                 raise
             except BaseException as exception:
                 thrown = [_without_own_frame(exception)]
 
     return named(generate, name)
+
+
+def _step_of_async_generator(asked: Any, span: Span) -> Generator[Any, Any, Any]:
+    """Take what ``asend`` and its like return to the next item; the span ends with the generator."""
+    sent = None
+    thrown: list[BaseException] = []
+    while True:
+        span.resume()
+        try:
+            waits_for = [asked.throw(thrown.pop()) if thrown else asked.send(sent)]
+        except StopIteration as stop:
+            span.pause()
+            return stop.value
+        except BaseException as error:
+            span.finish(not isinstance(error, StopAsyncIteration))
+            raise
+        span.suspend()
+        try:
+            sent = yield waits_for.pop()
+        except GeneratorExit:
+            _close(asked, span)
+            raise
+        except BaseException as error:
+            thrown = [_without_own_frame(error)]
 
 
 class _Done:
@@ -348,7 +265,7 @@ class _Done:
             future._exception if hasattr(future, "_exception") else None if future.cancelled() else future.exception()
         )
         failed = future.cancelled() or error is not None
-        self._span.finish_elsewhere(int(failed))
+        self._span.finish_elsewhere(failed)
         if not failed:
             self._span.result(future.result())
 
@@ -364,9 +281,7 @@ class _Followed:
     def __await__(self) -> Generator[Any, Any, Any]:
         if not self._copytrace:
             return self._inner.__await__()
-        steps: Generator[Any, Any, Any] = self._run(
-            _Unstarted(_awaiting(self._inner)), self._copytrace.pop()
-        ).__await__()
+        steps: Generator[Any, Any, Any] = self._run(_Begun(_awaiting(self._inner), self._copytrace.pop())).__await__()
         return steps
 
     def __getattr__(self, name: str) -> Any:

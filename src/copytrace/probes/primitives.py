@@ -22,7 +22,7 @@ from copytrace.extents import extents
 from copytrace.model import DESTINATION, INPUT, SiteInfo
 from copytrace.places import OWN_FILE, PACKAGE
 from copytrace.probes._site import Switch
-from copytrace.recorder import pack_span, parent_span, recorder, threads
+from copytrace.recorder import pack_span, parent_span, recorder, thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +144,7 @@ class Primitives(Switch):
                 return sys.monitoring.DISABLE
         if _own(code):
             return sys.monitoring.DISABLE
-        mark, state = recorder.mark, threads.state
+        mark, state = recorder.mark, thread_state()
         if mark is None or state.busy or state.copying:
             return None
         state.busy = True
@@ -188,7 +188,7 @@ def _worthwhile(name: str, argument: Any) -> bool:
 
 
 def _open(primitive: _Primitive, code: CodeType, offset: int, argument: Any) -> None:
-    mark, state = recorder.mark, threads.state
+    mark, state = recorder.mark, thread_state()
     assert mark is not None
     span, parent, previous = recorder.next_span(), parent_span.get(), state.current
     if primitive.name not in _UNSIZED:
@@ -204,13 +204,13 @@ def _open(primitive: _Primitive, code: CodeType, offset: int, argument: Any) -> 
 
 def _ended(code: CodeType, offset: int, error: int) -> None:
     if not _own(code):
-        pending = threads.state.pending
+        pending = thread_state().pending
         if pending and pending[-1].code is code and pending[-1].offset == offset:
             _close(pending.pop(), error)
 
 
 def _close(pending: _Pending, error: int) -> None:
-    state = threads.state
+    state = thread_state()
     state.current = pending.previous
     parent_span.set(pending.parent)
     if recorder.mark is pending.mark:

@@ -10,7 +10,7 @@ from copytrace.probes._calls import named
 from copytrace.probes._patch import Patch, PatchError
 from copytrace.probes._site import Probe, Switch
 from copytrace.probes.primitives import Primitives
-from copytrace.recorder import parent_span, recorder, threads
+from copytrace.recorder import parent_span, recorder, thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def _carrying(original: Callable[..., Any]) -> Any:
 
 
 def _run_in_span(span: int, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    mark, state = recorder.mark, threads.state
+    mark, state = recorder.mark, thread_state()
     if mark is None:
         return function(*args, **kwargs)
     parent, previous = parent_span.get(), state.current
