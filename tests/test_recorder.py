@@ -311,11 +311,11 @@ class TestSpool:
             assert (tmp_path / "seen.bin").stat().st_size == SEEN_DTYPE.itemsize
         assert len(read_spool(tmp_path)[1]) == 0
 
-    def test_equal_attributes_are_written_once_and_keyed_ones_each_time(self, tmp_path: Path) -> None:
+    def test_equal_attributes_are_written_once_and_requests_each_time(self, tmp_path: Path) -> None:
         with recording(tmp_path, attached=False):
             first = recorder.attributes({"store": "LocalStore", "codecs": ("bytes", "zstd")})
             assert recorder.attributes({"store": "LocalStore", "codecs": ("bytes", "zstd")}) == first
-            keyed = [recorder.attributes({"key": 'c/0 "é\n', "store": "S"}) for _ in range(2)]
+            keyed = [recorder.request('c/0 "é\n', "S") for _ in range(2)]
         written = read_spool(tmp_path)[3]
         assert keyed == [first + 1, first + 2]
         assert written[first] == {"store": "LocalStore", "codecs": ["bytes", "zstd"]}

@@ -179,27 +179,30 @@ class Recorder:
             return index
 
     def attributes(self, description: Mapping[str, Any]) -> int:
-        """The index of ``description`` (of JSON values, lists as tuples) in the spool's attributes; 0 is an empty one.
-
-        Those with a ``key`` hardly ever come again and are not compared with earlier ones.
-        """
-        key = None
-        if "key" not in description:
-            key = tuple(description.items())
-            index = self._attributes.get(key)
-            if index is not None:
-                return index
-        with self._lock:
-            if not self._files:
-                return 0
-            self._attribute_lines += _line(description)
-            index = self._attributes_written
-            self._attributes_written += 1
-            if key is not None:
-                if len(self._attributes) >= _MOST_ATTRIBUTES:
-                    self._attributes = {(): 0}
-                self._attributes[key] = index
+        """The index of ``description`` (JSON values, tuples for lists) in the spool's attributes; 0 is an empty one."""
+        key = tuple(description.items())
+        index = self._attributes.get(key)
+        if index is not None:
             return index
+        with self._lock:
+            if len(self._attributes) >= _MOST_ATTRIBUTES:
+                self._attributes = {(): 0}
+            index = self._attributes[key] = self._add(json.dumps(dict(description), default=str))
+            return index
+
+    def request(self, key: str, store: str) -> int:
+        """The index of ``{"key": key, "store": store}``, which is not compared with earlier ones: it hardly ever comes
+        again.
+        """
+        with self._lock:
+            return self._add(f'{{"key": {quoted(key)}, "store": {quoted(store)}}}')
+
+    def _add(self, line: str) -> int:
+        if not self._files:
+            return 0
+        self._attribute_lines += f"{line}\n".encode()
+        self._attributes_written += 1
+        return self._attributes_written - 1
 
     def _see(self, span: int, role: int, value: Any) -> None:
         for extent in extents(value):
@@ -302,15 +305,6 @@ class Operation:
     ) -> None:
         if self._close is not None:
             self._close(int(kind is not None))
-
-
-def _line(description: Mapping[str, Any]) -> bytes:
-    """``description`` as a line of JSON; when it is all text, as a request's is, without the encoder's set-up."""
-    for value in description.values():
-        if type(value) is not str:
-            return json.dumps(dict(description), default=str).encode() + b"\n"
-    fields = ", ".join([f"{quoted(name)}: {quoted(text)}" for name, text in description.items()])
-    return f"{{{fields}}}\n".encode()
 
 
 def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo, ...], tuple[Mapping[str, Any], ...]]:

@@ -63,7 +63,10 @@ def _before(site: Site, names: Mapping[str, int], looks: list[tuple[int, Callabl
             call = Call(names, args, kwargs)
             for role, get in looks:
                 recorder.see(span, role, get(call))
-            if describe is not None and (description := describe(call)):
+            description = describe(call) if describe is not None else None
+            if isinstance(description, int):
+                attributes = description
+            elif description:
                 if operation and not parent_span.get():
                     description = {**description, "called_from": callers()}
                 attributes = recorder.attributes(description)

@@ -55,12 +55,12 @@ class Site:
 
     ``inputs`` are read from, ``destinations`` are written to and exist before the call, ``output`` says that the return
     value is what came out. ``describe`` returns what is to be known of the call (``api``, ``store``, ``codecs``,
-    ``key``, ...; JSON values, tuples for lists) and ``payload`` the bytes of the region that it moves. They must be
-    quick, and nothing that they call is recorded. ``versions`` are the library's versions that have it, such as
-    ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are sites on the class of what is returned, for
-    classes that cannot be got at otherwise; their targets are names of methods, and they are attached when the first is
-    returned. ``unless(args, kwargs)`` is true of calls that need not be recorded, such as those that return a view; it
-    must not raise.
+    ``key``, ...; JSON values, tuples for lists), or the index of such a description in the recorder, and ``payload``
+    the bytes of the region that it moves. They must be quick, and nothing that they call is recorded. ``versions`` are
+    the library's versions that have it, such as ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are
+    sites on the class of what is returned, for classes that cannot be got at otherwise; their targets are names of
+    methods, and they are attached when the first is returned. ``unless(args, kwargs)`` is true of calls that need not
+    be recorded, such as those that return a view; it must not raise.
     """
 
     target: str | tuple[str, ...]
@@ -71,7 +71,7 @@ class Site:
     inputs: tuple[Argument, ...] = ()
     destinations: tuple[Argument, ...] = ()
     output: bool = False
-    describe: Callable[[Call], Mapping[str, Any] | None] | None = None
+    describe: Callable[[Call], Mapping[str, Any] | int | None] | None = None
     payload: Callable[[Call], int] | None = None
     versions: str = ""
     returns: tuple[Site, ...] = ()

@@ -85,11 +85,6 @@ def selected_bytes(metadata: Any, indexer: Any, fields: Any = None) -> int:
     return int(prod(indexer.shape) * dtype.itemsize)
 
 
-def keyed(key: str, store: Any) -> dict[str, Any]:
-    """The description of a request."""
-    return {"key": key, "store": store_name(store)}
-
-
 def nbytes(value: Any) -> int:
     """Bytes of an array that the caller handed over, 0 when it does not say."""
     size = getattr(value, "nbytes", 0)

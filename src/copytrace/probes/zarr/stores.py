@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from copytrace.probes._site import Call, Family, Site
-from copytrace.probes.zarr.describe import keyed, store_name
+from copytrace.probes.zarr.describe import store_name
+from copytrace.recorder import recorder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def _key(call: Call) -> Mapping[str, Any]:
-    return keyed(call.get("key"), call.instance)
+def _key(call: Call) -> int:
+    return recorder.request(str(call.get("key")), store_name(call.instance))
 
 
 def _store(call: Call) -> Mapping[str, Any]:
