@@ -7,7 +7,6 @@ memray's thread numbers their threads.
 
 from __future__ import annotations
 
-import gc
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from copytrace.collecting import no_collection
 from copytrace.frames import native_frame, python_frame
 from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations, Frame
 from copytrace.places import OWN_FILE, relative
@@ -112,9 +112,7 @@ def _load(segment: Segment, number: int, offset: int, readers: ExitStack) -> _St
     blocks: list[NDArray[np.uint64]] = []
     known: dict[int, int] = {0: 0}
     kept: list[Any] = []
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
         records = iter(reader.get_allocation_records())
         while batch := list(islice(records, _BLOCK)):
@@ -130,9 +128,6 @@ def _load(segment: Segment, number: int, offset: int, readers: ExitStack) -> _St
             block[:, 4] = np.array([known[key] for key in distinct.tolist()], np.uint64)[inverse]
             block[:, 0] += np.uint64(number << 32)
             blocks.append(block)
-    finally:
-        if collecting:
-            gc.enable()
     rows = np.concatenate(blocks) if blocks else np.zeros((0, 6), np.uint64)
     return _Stream(rows, kept, segment.first_mark, segment.native)
 

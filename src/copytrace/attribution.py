@@ -12,6 +12,7 @@ import numpy as np
 
 from copytrace import flow, inference, lookup, operations, transforms
 from copytrace.answerable import answered_for
+from copytrace.collecting import no_collection
 from copytrace.layers import project_of
 from copytrace.memory import Memory
 from copytrace.model import (
@@ -43,6 +44,11 @@ if TYPE_CHECKING:
 
 def attribute(trace: Trace) -> ReportData:
     """The report of a trace."""
+    with no_collection():
+        return _attribute(trace)
+
+
+def _attribute(trace: Trace) -> ReportData:
     ops = operations.group(trace)
     located = lookup.locate(trace)
     moved = flow.build(trace, ops, located)
