@@ -96,7 +96,6 @@ CARRIERS = frozenset(
 """Conversions whose caller is answerable: it asked for another form of the bytes."""
 
 
-
 def project_of(layer: str) -> str:
     """The distribution a layer belongs to: ``zarr.buffer`` -> ``zarr``."""
     return layer.split(".", 1)[0] if layer.startswith("zarr.") else layer
