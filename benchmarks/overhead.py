@@ -1,6 +1,6 @@
 """What a session costs: reading and writing many small chunks, bare and traced, alternating in one run.
 
-    python benchmarks/overhead.py [--chunks 4096] [--chunk-bytes 65536] [--rounds 7] [--store local|memory] [VARIANT ...]
+    python benchmarks/overhead.py [--chunks N] [--chunk-bytes N] [--rounds N] [--store local|memory] [VARIANT ...]
 
 Variants: bare, probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with native traces
 alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios of medians:
