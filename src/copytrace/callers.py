@@ -18,7 +18,7 @@ _SKIPPED = {"own", "standard"}
 
 
 def callers(most: int = _MOST) -> tuple[Caller, ...]:
-    """The innermost ``most`` frames above the caller's that are user code's or an installed library's, innermost first."""
+    """The innermost ``most`` frames above the caller that are of user code or an installed library, innermost first."""
     found: list[Caller] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(found) < most:

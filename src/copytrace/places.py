@@ -1,4 +1,4 @@
-"""Names of source files without this machine: relative to site-packages, the standard library or the working directory."""
+"""Names of source files without this machine: relative to site-packages, the standard library or where we work."""
 
 from __future__ import annotations
 
