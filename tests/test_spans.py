@@ -53,7 +53,6 @@ def test_all_about_calls_holds_without_the_extension() -> None:
         None,
         "text",
     ],
-    ids=repr,
 )
 def test_extension_sees_the_same_extents(tmp_path: Path, value: Any) -> None:
     with recording(tmp_path, attached=False):
