@@ -2,9 +2,9 @@
 
     python benchmarks/overhead.py [--chunks N] [--chunk-bytes N] [--rounds N] [--store local|memory] [VARIANT ...]
 
-Variants: bare, probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with native traces
-alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios of medians:
-probes and transfers over bare, all over memray.
+Variants: bare, hook (alone), probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with
+native traces alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios of medians:
+hook, probes and transfers over bare, all over memray.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ import zarr
 from zarr.storage import LocalStore, MemoryStore
 
 import copytrace
+from copytrace.transfers import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-OVER = {"probes": "bare", "transfers": "bare", "all": "memray"}
+OVER = {"hook": "bare", "probes": "bare", "transfers": "bare", "all": "memray"}
 
 
 @contextlib.contextmanager
@@ -42,6 +43,13 @@ def variant(name: str, folder: Path) -> Iterator[None]:
 
         with memray.Tracker(folder / "memray.bin", native_traces=True):
             yield
+    elif name == "hook":
+        recording = Recording(folder / "spool")
+        recording.start()
+        try:
+            yield
+        finally:
+            recording.stop()
     else:
         with copytrace.session(memray=name == "all", transfers=name != "probes"):
             yield
@@ -60,7 +68,7 @@ def work(store: LocalStore | MemoryStore, data: np.ndarray[tuple[int], np.dtype[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("variants", nargs="*", default=["bare", "probes", "transfers", "memray", "all"])
+    parser.add_argument("variants", nargs="*", default=["bare", "hook", "probes", "transfers", "memray", "all"])
     parser.add_argument("--chunks", type=int, default=4096)
     parser.add_argument("--chunk-bytes", type=int, default=65536)
     parser.add_argument("--rounds", type=int, default=7)
