@@ -3,8 +3,8 @@
     python benchmarks/overhead.py [--chunks N] [--chunk-bytes N] [--rounds N] [--store local|memory] [VARIANT ...]
 
 Variants: bare, hook (alone), probes (no memray, no hook), transfers (hook and probes, no memray), memray (memray with
-native traces alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios of medians:
-hook, probes and transfers over bare, all over memray.
+native traces alone), all (a full session). Each round runs every variant once, in turn; printed are medians and ratios
+of medians: hook, probes and transfers over bare, all over memray.
 """
 
 from __future__ import annotations
