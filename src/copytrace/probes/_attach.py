@@ -311,6 +311,7 @@ def _status(attached: _Attached) -> ProbeStatus:
     return ProbeStatus(probe.name, probe.library, version, status, reason, sites)
 
 
+@cache
 def _exists(module: str) -> bool:
     try:
         return module in sys.modules or importlib.util.find_spec(module) is not None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from functools import cache
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any
 
 from copytrace.callers import callers
@@ -43,12 +45,20 @@ def parameters(original: Any) -> dict[str, int]:
     code = getattr(original, "__code__", None)
     if code is not None and not hasattr(original, "__wrapped__"):
         return {name: index for index, name in enumerate(code.co_varnames[: code.co_argcount])}
+    return _compiled(original) if isinstance(original, BuiltinFunctionType) else _from_signature(original)
+
+
+def _from_signature(original: Any) -> dict[str, int]:
     try:
         found = inspect.signature(original).parameters.values()
     except (ValueError, TypeError):
         return {}
     positional = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return {name: index for index, name in enumerate(positional)}
+
+
+_compiled = cache(_from_signature)
+"""Of a function of a compiled library, whose signature takes most of a millisecond to read."""
 
 
 def _before(site: Site, names: Mapping[str, int], looks: list[tuple[int, Callable[[Call], Any]]]) -> Before:
