@@ -132,7 +132,8 @@ class TestEverySite:
         for name in ("zarr", "numcodecs"):
             assert statuses[name].status == "attached", statuses[name].reason
             expected |= {site["name"] for site in statuses[name].sites if site["status"] == "attached"}
-        missed = sorted(name for name in expected - set(recorded.names) if not name.startswith(self.NOT_RUN_HERE))
+        own = {name for name in expected if name.startswith(("zarr.", "numcodecs."))}  # other tests define classes too
+        missed = sorted(name for name in own - set(recorded.names) if not name.startswith(self.NOT_RUN_HERE))
         assert missed == []
         assert _places() == raw
         for (owner, attribute), original in raw.items():
