@@ -268,7 +268,7 @@ time.sleep(60)
 def signalled(number: int, folder: Path, traced: bool) -> tuple[int, str]:
     script = write(folder, "script.py", WAITS)
     command = [*TRACED, script] if traced else [*PLAIN, script]
-    with start(command, folder) as process:
+    with start(["env", "--default-signal=INT", *command], folder) as process:  # a background job ignores it
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         time.sleep(0.2)
