@@ -6,9 +6,15 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+# How long an example takes says nothing on a machine that others use, too.
+settings.register_profile("copytrace", deadline=None)
+settings.load_profile("copytrace")
 
 
 @pytest.fixture(autouse=True)
