@@ -33,11 +33,11 @@ PACKAGES = (
         "tensorstore",
         "virtualizarr",
     ),
-    *("wrapt", "xarray", "zarr", "zarrista", "zarrs"),
+    *("xarray", "zarr", "zarrista", "zarrs"),
 )
 """Distributions whose versions matter to a copy; those that are imported or part of copytrace are listed."""
 
-_ALWAYS = {"copytrace", "memray", "numpy", "wrapt"}
+_ALWAYS = {"copytrace", "memray", "numpy"}
 
 
 def describe() -> dict[str, Any]:

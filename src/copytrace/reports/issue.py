@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LONGEST_PROGRAM = 20_000
 """Characters of a program that a report shows."""
-_TOOLS = ("copytrace", "memray", "wrapt")
+_TOOLS = ("copytrace", "memray")
 
 
 def narrow[R: ReportData](report: R, layer: str) -> R:
