@@ -148,14 +148,26 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 # --- symbol tables ---------------------------------------------------------------------------------------------------
 
 
+class _Symbol(ctypes.Structure):
+    """``Dl_info``: what the loader knows of an address."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
 def exported(library: Path) -> dict[str, int]:
     """Offsets of the exported functions, as the loader sees them."""
-    loaded = ctypes.CDLL(str(library))
-    base = min(
-        int(line.split("-")[0], 16) for line in Path("/proc/self/maps").read_text().splitlines() if str(library) in line
-    )
-    names = [f"moves_{call}" for call in movers.CALLS if call != "hidden"]
-    return {name: (ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0) - base for name in names}
+    loaded, loader = ctypes.CDLL(str(library)), ctypes.CDLL(None)
+    offsets = {}
+    for name in (f"moves_{call}" for call in movers.CALLS if call != "hidden"):
+        address, found = ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0, _Symbol()
+        assert loader.dladdr(ctypes.c_void_p(address), ctypes.byref(found))
+        offsets[name] = address - (found.base or 0)
+    return offsets
 
 
 def test_functions_are_found_from_their_first_byte_to_their_last() -> None:
