@@ -78,7 +78,8 @@ def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(t
     named = functions(read)
     assert "aiohttp.streams.StreamReader.read" in named
     assert any(name.endswith("ResponseHandler.data_received") for name in named), named
-    chain = [step for step in read.steps if step.kind != "fetch"]
+    # Some runs have another step, of less than 1 % of the payload, from how the blocks happened to arrive.
+    chain = [step for step in read.steps if step.kind != "fetch" and step.bytes * 100 >= read.payload_bytes]
     assert [step.source for step in chain[1:]] == [step.destination for step in chain[:-1]]
     assert {
         probe.name: probe.status for probe in report.coverage.probes if probe.name in ("s3fs", "fsspec", "aiohttp")
