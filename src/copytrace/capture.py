@@ -32,7 +32,6 @@ class Capture:
         self.changed = changed
         self.segments: list[Segment] = []
         self.notes: list[str] = []
-        self.available = True
         self._lock = threading.RLock()
         self._own: Any = None
         self._segment: Segment | None = None
@@ -45,12 +44,10 @@ class Capture:
         try:
             import memray
         except ImportError as error:
-            self.available = False
             self.notes.append(f"memray is not there ({error}): allocations were not recorded")
             return
         self._running = True
         self._open()
-        self.available = self._own is not None
         original = memray.Tracker
         memray.Tracker = self._stand_in(original)  # type: ignore[misc]
 

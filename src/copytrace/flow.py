@@ -7,7 +7,7 @@ as part of the transform inside a codec, and as a copy of its own when CPython o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from copytrace.allocations import OWN_STACK
@@ -60,7 +60,7 @@ class Flow:
 
     edges: list[Edge]
     operation_of: list[int]
-    inferred_operation: set[int]
+    inferred_operation: set[int] = field(default_factory=set)
 
 
 def build(trace: Trace, operations: Operations, located: Located) -> Flow:
@@ -72,7 +72,7 @@ def build(trace: Trace, operations: Operations, located: Located) -> Flow:
     builder.settle_claims()
     builder.spread_operations()
     builder.edges.sort(key=lambda edge: edge.sequence)
-    return Flow(builder.edges, builder.operation_of, builder.inferred)
+    return Flow(builder.edges, builder.operation_of)
 
 
 class _Builder:
@@ -85,7 +85,6 @@ class _Builder:
         self.claims: dict[int, list[Edge]] = {}
         self.mover_edge: dict[int, Edge] = {}
         self.operation_of = [self._operation(region.span) for region in located.regions]
-        self.inferred: set[int] = set()
         self.allocated: dict[int, list[Region]] = {}
         own = {number for number, stack in enumerate(trace.allocations.stacks) if stack == OWN_STACK}
         for region in located.regions:
