@@ -549,3 +549,57 @@ def test_what_an_event_loop_does_for_its_neighbours_is_answered_for_by_them() ->
     assert path.steps[1].site.function == READY.function
     assert [b.layer for b in path.buffers if b.role == "extra"] == ["aiohttp", "aiohttp"]
     assert path.unattributed_bytes == 0
+
+
+MODEL = Frame("botocore.loaders.JSONFileLoader.load_file", "botocore/loaders.py", 1, layer="botocore")
+CONNECT = Frame("aiohttp.connector.TCPConnector.connect", "aiohttp/connector.py", 1, layer="aiohttp")
+IMPORT = Frame("importlib._bootstrap._load", "<frozen importlib._bootstrap>", 1)
+ARENA = 1 << 20
+
+
+def _set_up_and_read(story: Story, store: str, *blocks: tuple[int, Frame], freed: bool = False) -> Path:
+    request = story.enter(GET, key="zarr.json", store=store)
+    rows = [
+        story.allocate(OTHER + number * 4 * ARENA, size, *stack)
+        for number, (size, *stack) in enumerate(blocks)  # type: ignore[misc]
+    ]
+    story.leave(request)
+    for row in rows if freed else ():
+        story.free(row)
+    raw_read(story)
+    return only_path(story)
+
+
+def test_what_a_store_set_up_for_metadata_and_keeps_is_a_temporary_of_its_paths() -> None:
+    path = _set_up_and_read(Story(), "LocalStore", *[(ARENA, MODEL)] * 2)
+    assert path.extra_at_peak_bytes == SIZE + 33 + 2 * ARENA
+    kept = [(b.layer, b.site.function, b.peak_bytes, b.pieces) for b in path.buffers if b.role == "temporary"]
+    assert kept == [("botocore", MODEL.function, 2 * ARENA, 2)]
+    assert path.copies == 1.0
+
+
+@pytest.mark.parametrize(
+    ("store", "blocks", "freed"),
+    [
+        ("LocalStore", [(ARENA, MODEL), (ARENA, CONNECT)], False),  # an arena each
+        ("LocalStore", [(3 * ARENA, MODEL, IMPORT)], False),
+        ("LocalStore", [(3 * ARENA,)], False),  # nobody is named
+        ("LocalStore", [(3 * ARENA, MODEL)], True),
+        ("MemoryStore", [(3 * ARENA, MODEL)], False),
+    ],
+)
+def test_nothing_else_from_before_an_operation_is(store: str, blocks: list[tuple[int, Frame]], freed: bool) -> None:
+    path = _set_up_and_read(Story(), store, *blocks, freed=freed)
+    assert path.extra_at_peak_bytes == SIZE + 33
+
+
+def test_temporaries_of_one_function_are_added_up_before_they_are_compared() -> None:
+    story = Story()
+    operation = story.enter(READ, payload=100 * SIZE, api="zarr.Array", store="LocalStore", codecs=("bytes",))
+    for number in range(300):
+        story.allocate(OTHER + number * 0x1_0000, 5000, CONNECT)
+    story.leave(operation)
+    path = only_path(story)
+    assert [(b.role, b.site.function, b.pieces, b.peak_bytes) for b in path.buffers] == [
+        ("temporary", CONNECT.function, 300, 1_500_000)
+    ]

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from copytrace.model import Trace
     from copytrace.operations import Operation, SpanView
 
+_ARENA = 1 << 20
+"""Bytes of an arena of CPython's allocator for small objects."""
+
 
 def attribute(trace: Trace) -> ReportData:
     """The report of a trace."""
@@ -123,8 +126,9 @@ class _Attribution:
         edges.sort(key=lambda edge: edge.sequence)
         self.used.update(map(id, edges))
         rows = self.memory.rows_of(group)
-        alive, owners = self.memory.high_water(rows, roles, group)
-        groups = self._buffers(edges, roles, group, rows)
+        alive, set_up, owners = self.memory.high_water(rows, roles, group)
+        alive += self._known_for(set_up, first.root.id)
+        groups = self._buffers(edges, roles, group, np.union1d(rows, np.array(alive, np.int64)), alive)
         group_of = {region: g for g in groups for region in g.regions}
         peak_of: Counter[str | None] = Counter()
         extra_peak = 0
@@ -182,6 +186,20 @@ class _Attribution:
             steps=tuple(steps),
             timeline=self.memory.timeline(group, roles, self._layer_of_row),
         )
+
+    def _known_for(self, rows: Sequence[int], operation: int) -> list[int]:
+        """Those of ``rows`` that functions which can be named hold more of than an arena: the interpreter takes arenas
+        for whoever comes along.
+        """
+        held: Counter[str] = Counter()
+        named: dict[int, str] = {}
+        for row in rows:
+            region = self.memory.region_of(row)
+            name = self.namer.region(self.located.regions[region], operation) if region >= 0 else None
+            if name is not None:
+                named[row] = name.frame.function
+                held[named[row]] += int(self.trace.allocations.size[row])
+        return [row for row, function in named.items() if held[function] > _ARENA]
 
     def _layer_of_row(self, row: int, operation: int) -> str:
         region = self.memory.region_of(row)
@@ -272,9 +290,16 @@ class _Attribution:
     # --- buffers and steps
 
     def _buffers(
-        self, edges: Sequence[Edge], roles: Mapping[int, str], group: Sequence[Operation], rows: NDArray[np.int64]
+        self,
+        edges: Sequence[Edge],
+        roles: Mapping[int, str],
+        group: Sequence[Operation],
+        rows: NDArray[np.int64],
+        alive: Sequence[int],
     ) -> list[_Group]:
-        """The buffers of a path in the order in which bytes first reached or left them, temporaries last."""
+        """The buffers of a path in the order in which bytes first reached or left them, temporaries last: those that
+        are large, or of which one function holds as much together at the peak.
+        """
         groups: dict[tuple[str, str, str], _Group] = {}
         added: set[int] = set()
 
@@ -298,14 +323,18 @@ class _Attribution:
             for end in (edge.source, edge.destination):
                 if end is not None:
                     add(self.located.regions[end], roles[end])
-        temporary: Counter[int] = Counter()
+        large = max(1 << 12, sum(op.payload for op in group) // 100)
+        together: Counter[str] = Counter()
+        temporary: dict[int, str] = {}
         for row in rows.tolist():
             region = self.memory.region_of(row)
-            if region >= 0 and region not in roles:
-                temporary[region] = 1
-        large = max(1 << 12, sum(op.payload for op in group) // 100)
-        for number in temporary:
-            if self.located.regions[number].nbytes >= large:
+            if region >= 0 and region not in roles and region not in temporary:
+                name = self.namer.region(self.located.regions[region], group[0].root.id)
+                temporary[region] = name.frame.function if name else ""
+        for row in alive:
+            together[temporary.get(self.memory.region_of(row), "")] += int(self.trace.allocations.size[row])
+        for number, function in temporary.items():
+            if self.located.regions[number].nbytes >= large or (function and together[function] >= large):
                 add(self.located.regions[number], "temporary")
         return list(groups.values())
 

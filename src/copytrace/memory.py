@@ -9,6 +9,7 @@ import numpy as np
 
 from copytrace.allocations import OWN_STACK
 from copytrace.model import Timeline
+from copytrace.naming import imports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ class Memory:
         self.blocks = trace.allocations
         self.located = located
         self.operation_of_row = _operations_of_rows(trace, operations, located, moved)
+        self._set_up = _set_up(trace, operations, self.operation_of_row)
         sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
         order = np.argsort(sequence)
         self._sequence = sequence[order]
@@ -42,10 +44,12 @@ class Memory:
 
     def high_water(
         self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
-    ) -> tuple[list[int], set[int]]:
-        """Rows alive when the path held most, and the operations that held them or were open then."""
+    ) -> tuple[list[int], list[int], set[int]]:
+        """Rows alive when the path held most, those then alive that its store had set up when it was asked for metadata
+        (a client, its model of the service), and the operations that held memory or were open then.
+        """
         if not len(rows):
-            return [], {op.root.id for op in group}
+            return [], [], {op.root.id for op in group}
         blocks = self.blocks
         position, change = self._changes(rows)
         order = np.lexsort((change, position))
@@ -55,7 +59,9 @@ class Memory:
         alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
         owners = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
         owners |= {int(self.operation_of_row[row]) for row in alive if roles.get(self.region_of(row)) == "extra"}
-        return alive, owners
+        set_up = self._set_up.get(group[0].store, rows[:0])
+        kept = set_up[(blocks.born[set_up] <= moment) & (blocks.died[set_up] > moment)]
+        return alive, kept.tolist(), owners
 
     def region_of(self, row: int) -> int:
         """The region of a row, -1 for blocks too small to be an end of a move."""
@@ -130,6 +136,25 @@ def _operations_of_rows(trace: Trace, operations: Operations, located: Located, 
     own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
     result[own[blocks.stack]] = 0
     return result
+
+
+def _set_up(trace: Trace, operations: Operations, operation_of_row: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Store -> rows that requests to it outside all operations allocated, imports left out."""
+    store_of: dict[int, str] = {}
+    for span in operations.spans.values():
+        asked = str(span.attributes.get("store", "")) if span.site.kind == "request" else ""
+        if not span.operation and (store := store_of.get(span.parent) or asked):
+            store_of[span.id] = store
+    if not store_of:
+        return {}
+    blocks = trace.allocations
+    importing = np.array([any(map(imports, stack)) for stack in blocks.stacks] or [False], bool)
+    free = np.flatnonzero((operation_of_row == 0) & ~importing[blocks.stack])
+    free = free[np.isin(blocks.span[free], list(store_of))]
+    by_store: dict[str, list[int]] = {}
+    for row, span_id in zip(free.tolist(), blocks.span[free].tolist(), strict=True):
+        by_store.setdefault(store_of[span_id], []).append(row)
+    return {store: np.array(rows, np.int64) for store, rows in by_store.items()}
 
 
 def _spread(moments: NDArray[np.float64], end: float) -> NDArray[np.float64]:
