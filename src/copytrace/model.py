@@ -183,6 +183,42 @@ class ProbeStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Process:
+    """A process of a traced run.
+
+    ``kind``: main | forked | started (another program, as multiprocessing's spawn starts one) | worker (of a cluster).
+    ``status``: complete | cut-off (it was killed, crashed or became another program) | running (it had not ended when
+    the session closed) | untraced. ``reason`` says why it is not complete.
+    """
+
+    name: str
+    kind: str = "main"
+    status: str = "complete"
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A piece of work that an engine ran in a process, as the engine names it.
+
+    ``attempt`` counts from 1. ``projected_bytes`` is what the engine expected it to need, ``peak_bytes`` is the memory
+    that it allocated and held at once; None where that is not known.
+    """
+
+    key: str
+    process: str = ""
+    attempt: int = 1
+    error: bool = False
+    operations: int = 0
+    payload_bytes: int = 0
+    copied_bytes: int = 0
+    peak_bytes: int | None = None
+    projected_bytes: int | None = None
+    paths: tuple[str, ...] = ()
+    """Labels of the paths of its operations."""
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """All that a session recorded, resolved: it can be read on a machine that has none of the libraries."""
 
@@ -202,9 +238,27 @@ class Trace:
     min_bytes: int = 0
     complete: bool = True
     """False when the trace was recovered from a run that did not end."""
+    process: Process = Process("main")
+    """Whose trace it is."""
+    parts: tuple[Trace, ...] = ()
+    """The traces of the other processes of the run, in the order in which these began; they have no parts."""
+    untraced: tuple[Process, ...] = ()
+    """Processes of the run of which there is no trace."""
 
 
 # --- the report
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process has of a path."""
+
+    process: str
+    operations: int
+    payload_bytes: int
+    copied_bytes: int
+    extra_at_peak_bytes: int
+    extra_at_peak: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +369,10 @@ class Path:
     notes: tuple[str, ...] = ()
     timeline: Timeline | None = None
     """None when allocations were not recorded."""
+    processes: tuple[Share, ...] = ()
+    """Of a run with several processes. Bytes, operations and chunks of the path are their sums; what it holds at peak
+    is the most that one of them holds.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +390,8 @@ class Coverage:
     off_path_moves: int
     explained: float | None
     notes: tuple[str, ...]
+    processes: tuple[Process, ...] = ()
+    """Of a run with several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,3 +417,5 @@ class ReportData:
     spans: int = 0
     records: int = 0
     notes: tuple[str, ...] = field(default=())
+    tasks: tuple[Task, ...] = ()
+    """In the order in which they began, of a run on an engine of tasks."""
