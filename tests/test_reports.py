@@ -337,6 +337,9 @@ def test_examples_follow_the_schema() -> None:
         ("step", model.Step),
         ("site", model.SiteRef),
         ("layer", model.LayerTotal),
+        ("process", model.Process),
+        ("share", model.Share),
+        ("task", model.Task),
         (None, Report),
     ],
 )

@@ -64,7 +64,7 @@ def _attribute(trace: Trace) -> ReportData:
         environment=trace.environment,
         coverage=work.coverage(paths),
         paths=tuple(paths),
-        layers=_layer_totals(paths),
+        layers=layer_totals(paths),
         label=trace.label,
         spans=len(trace.spans),
         records=trace.allocations.records,
@@ -165,15 +165,15 @@ class _Attribution:
             errors=sum(op.errors for op in group),
             payload_bytes=payload,
             copied_bytes=copied,
-            copies=_ratio(copied, payload),
+            copies=ratio(copied, payload),
             extra_at_peak_bytes=extra_peak,
-            extra_at_peak=_ratio(extra_peak, held),
+            extra_at_peak=ratio(extra_peak, held),
             best_achievable=best,
-            avoidable=_ratio(avoidable, payload),
+            avoidable=ratio(avoidable, payload),
             fetched_bytes=fetched,
             flushed_bytes=flushed,
-            read_amplification=_ratio(fetched, payload) if first.direction == "read" else None,
-            decode_amplification=_ratio(decoded, payload) if first.direction == "read" and decoded else None,
+            read_amplification=ratio(fetched, payload) if first.direction == "read" else None,
+            decode_amplification=ratio(decoded, payload) if first.direction == "read" and decoded else None,
             unattributed_bytes=unnamed,
             explained=None
             if not self.trace.transfers.recorded
@@ -394,10 +394,10 @@ class _Attribution:
                     called_from=tuple(reference(frame, self.versions) for frame in name.callers),
                     count=sum(edge.count for edge in same),
                     bytes=total,
-                    ratio=_ratio(total, payload),
+                    ratio=ratio(total, payload),
                     at_peak_bytes=peak_of[destination] if destination in extra else 0,
                     held_ms=self.memory.held_ms([edge.destination for edge in same if edge.destination is not None]),
-                    evidence=_weakest(edge.evidence for edge in same),
+                    evidence=weakest(edge.evidence for edge in same),
                 )
             )
         return steps
@@ -467,18 +467,21 @@ def _is_owned(last: Step, store: str) -> bool:
     return operations.keeps_in_memory(store) or any(operations.keeps_in_memory("", site.function) for site in by)
 
 
-def _ratio(part: int, whole: int) -> float | None:
+def ratio(part: int, whole: int) -> float | None:
+    """``part`` over ``whole`` to six decimals, None when there is no whole."""
     return round(part / whole, 6) if whole else None
 
 
 _STRENGTH = {name: rank for rank, name in enumerate(("transfer", "pointer", "stack", "call", "native", "inferred"))}
 
 
-def _weakest(evidences: Iterable[str]) -> str:
+def weakest(evidences: Iterable[str]) -> str:
+    """The evidence that what rests on all of them has."""
     return max(evidences, key=_STRENGTH.__getitem__)
 
 
-def _layer_totals(paths: Sequence[Path]) -> tuple[LayerTotal, ...]:
+def layer_totals(paths: Sequence[Path]) -> tuple[LayerTotal, ...]:
+    """What each layer copied on all paths, those that copied most first."""
     totals: dict[tuple[str, str], dict[str, Any]] = {}
     for path in paths:
         for step in path.steps:

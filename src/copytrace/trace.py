@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from copytrace.model import (
     Allocations,
     Frame,
     ProbeStatus,
+    Process,
     SiteInfo,
     Trace,
     Transfers,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "copytrace.trace/1"
 _HEADER = "trace.json"
+_PART = "processes/{}/"
+"""Where in the archive the traces of other processes are, each in the form of the whole."""
 _MAX_MEMBER = 1 << 34
 _COLUMNS: dict[str, str] = {
     "address": "<u8", "size": "<u8", "born": "<u8", "died": "<u8", "enter": "<u8", "leave": "<u8", "span": "<u8",
@@ -53,7 +56,7 @@ class LoadedTrace:
 
     @cached_property
     def report(self) -> Report:
-        from copytrace.attribution import attribute
+        from copytrace.processes import attribute
         from copytrace.report import Report
 
         return Report.from_data(attribute(self.trace))
@@ -77,6 +80,8 @@ def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False)
             zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=4) as archive,
         ):
             _write(trace, archive)
+            for number, part in enumerate(trace.parts):
+                _write(part, archive, _PART.format(number))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -104,7 +109,9 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         return LoadedTrace(recover(source))
     try:
         with zipfile.ZipFile(source) as archive:
-            return LoadedTrace(_read(archive, source))
+            trace, parts = _read(archive, source)
+            others = tuple(_read(archive, source, _PART.format(number))[0] for number in range(parts))
+            return LoadedTrace(replace(trace, parts=others))
     except FileNotFoundError as error:
         partial = Path(f"{source}.partial")
         hint = f"; a run that did not end left {partial}" if partial.is_dir() else ""
@@ -119,7 +126,7 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
 
 
-def _write(trace: Trace, archive: zipfile.ZipFile) -> None:
+def _write(trace: Trace, archive: zipfile.ZipFile, place: str = "") -> None:
     frames: dict[Frame, int] = {}
     stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in trace.allocations.stacks]
     callers = [frames.setdefault(frame, len(frames)) for frame in trace.transfers.callers]
@@ -129,6 +136,9 @@ def _write(trace: Trace, archive: zipfile.ZipFile) -> None:
         "native": trace.native,
         "min_bytes": trace.min_bytes,
         "complete": trace.complete,
+        "process": asdict(trace.process),
+        "parts": len(trace.parts),
+        "untraced": [asdict(process) for process in trace.untraced],
         "environment": trace.environment,
         "notes": trace.notes,
         "sites": [asdict(site) for site in trace.sites],
@@ -149,13 +159,13 @@ def _write(trace: Trace, archive: zipfile.ZipFile) -> None:
             "reason": trace.transfers.reason,
         },
     }
-    archive.writestr(_HEADER, json.dumps(header, separators=(",", ":"), default=str))
+    archive.writestr(f"{place}{_HEADER}", json.dumps(header, separators=(",", ":"), default=str))
     tables = {"spans": trace.spans, "seen": trace.seen, "marks": trace.marks, "transfers": trace.transfers.rows}
     for name, table in tables.items():
         for field in table.dtype.names or ():
-            _write_array(archive, f"{name}/{field}", table[field])
+            _write_array(archive, f"{place}{name}/{field}", table[field])
     for name in _COLUMNS:
-        _write_array(archive, f"allocations/{name}", getattr(trace.allocations, name))
+        _write_array(archive, f"{place}allocations/{name}", getattr(trace.allocations, name))
 
 
 def _write_array(archive: zipfile.ZipFile, name: str, column: Any) -> None:
@@ -181,10 +191,11 @@ def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> An
     return column
 
 
-def _read(archive: zipfile.ZipFile, source: Path) -> Trace:
-    if archive.getinfo(_HEADER).file_size > _MAX_MEMBER:
+def _read(archive: zipfile.ZipFile, source: Path, place: str = "") -> tuple[Trace, int]:
+    """The trace of one process, and how many parts its header announces."""
+    if archive.getinfo(f"{place}{_HEADER}").file_size > _MAX_MEMBER:
         raise ValueError("the header is too large")
-    header = json.loads(archive.read(_HEADER))
+    header = json.loads(archive.read(f"{place}{_HEADER}"))
     schema = str(header["schema"])
     if schema != SCHEMA:
         if schema.startswith("copytrace.trace/"):
@@ -192,14 +203,16 @@ def _read(archive: zipfile.ZipFile, source: Path) -> Trace:
         raise CopytraceError(f"{source}: not a copytrace trace")
     tables = {}
     for name, dtype in _TABLES.items():
-        columns = {field: _read_array(archive, f"{name}/{field}", dtype[field]) for field in dtype.names or ()}
+        columns = {field: _read_array(archive, f"{place}{name}/{field}", dtype[field]) for field in dtype.names or ()}
         table = np.zeros(len(next(iter(columns.values()))), dtype)
         for field, column in columns.items():
             if len(column) != len(table):
                 raise ValueError(f"{name} is uneven")
             table[field] = column
         tables[name] = table
-    columns = {name: _read_array(archive, f"allocations/{name}", np.dtype(kind)) for name, kind in _COLUMNS.items()}
+    columns = {
+        name: _read_array(archive, f"{place}allocations/{name}", np.dtype(kind)) for name, kind in _COLUMNS.items()
+    }
     if len({len(column) for column in columns.values()}) != 1:
         raise ValueError("allocations are uneven")
     frames = [Frame(str(f[0]), str(f[1]), int(f[2]), bool(f[3]), str(f[4])) for f in header["frames"]]
@@ -210,7 +223,7 @@ def _read(archive: zipfile.ZipFile, source: Path) -> Trace:
     _within(tables["spans"]["site"], len(header["sites"]))
     _within(tables["spans"]["attributes"], len(header["attributes"]))
     _within(tables["transfers"]["caller"], len(moved["callers"]))
-    return Trace(
+    trace = Trace(
         spans=tables["spans"],
         seen=tables["seen"],
         marks=tables["marks"],
@@ -238,12 +251,19 @@ def _read(archive: zipfile.ZipFile, source: Path) -> Trace:
         native=bool(header["native"]),
         min_bytes=int(header["min_bytes"]),
         complete=bool(header["complete"]),
+        process=_process(header.get("process", {"name": "main"})),
+        untraced=tuple(map(_process, header.get("untraced", ()))),
     )
+    return trace, int(header.get("parts", 0))
 
 
 def _probe(data: dict[str, Any]) -> ProbeStatus:
     known = {field.name for field in fields(ProbeStatus)}
     return ProbeStatus(**{**{k: v for k, v in data.items() if k in known}, "sites": tuple(data.get("sites", ()))})
+
+
+def _process(data: dict[str, Any]) -> Process:
+    return Process(**{field.name: str(data[field.name]) for field in fields(Process) if field.name in data})
 
 
 def _within(column: Any, limit: int) -> None:
