@@ -11,9 +11,14 @@
 #include <time.h>
 
 #define BLOCK (1 << 16)
+#define MOST_HELD (1 << 22)
+#define FIRST_AREA 4096
+#define AREA (1 << 17)
+#define SHIFT 20
 #define OUTPUT 1
 #define NO_BASE UINT64_MAX
 
+enum { SPAN_ROWS, SEEN_ROWS, FILES = 3 };
 enum { NAME, SITE, LOOKS, BEFORE, OUTPUTS, AFTER, COPIES, PLAN_FIELDS };
 
 typedef struct {
@@ -50,6 +55,7 @@ static PyTypeObject *ndarray;
 static PyObject *current_mark;
 static PyObject *state_key, *name_struct, *name_data, *name_throw, *name_close, *name_pop;
 static uint64_t last_span;
+static Py_buffer pending;
 
 static uint64_t now(void) {
     struct timespec t;
@@ -134,11 +140,25 @@ static PyObject *state(PyObject *module, PyObject *unused) {
 
 /* --- rows ---------------------------------------------------------------------------------------------------------------- */
 
-static int append(PyObject *rows, const void *row, Py_ssize_t size) {
+/* Puts bytes that follow `held` others into the area of a file in the mapped memory, see pending.py. */
+static void mirror(int file, uint64_t written, Py_ssize_t held, const char *bytes, Py_ssize_t size) {
+    uint64_t *words = pending.buf;
+    if (held + size > AREA)
+        return;
+    memcpy((char *)pending.buf + FIRST_AREA + file * AREA + held, bytes, (size_t)size);
+    __atomic_store_n(&words[file], written << SHIFT | (uint64_t)(held + size), __ATOMIC_RELEASE);
+}
+
+static int append(int file, const char *row, Py_ssize_t size) {
+    PyObject *rows = file == SPAN_ROWS ? span_rows : seen_rows;
     Py_ssize_t length = PyByteArray_GET_SIZE(rows);
+    if (length >= MOST_HELD)
+        return 0;
     if (PyByteArray_Resize(rows, length + size))
         return -1;
     memcpy(PyByteArray_AS_STRING(rows) + length, row, (size_t)size);
+    if (pending.obj)
+        mirror(file, ((uint64_t *)pending.buf)[file] >> SHIFT, length, row, size);
     return 0;
 }
 
@@ -152,7 +172,7 @@ static int write_seen(uint64_t span, int role, int contiguous, uint64_t address,
     *at++ = (char)role;
     *at++ = (char)contiguous;
     at = put(put(put(at, address, 8), extent, 8), nbytes, 8);
-    return append(seen_rows, row, at - row);
+    return append(SEEN_ROWS, row, at - row);
 }
 
 static int see_array(uint64_t span, int role, PyObject *array) {
@@ -330,7 +350,7 @@ static int write_span(Span *self, uint64_t left, int error) {
     at = put(put(put(at, self->thread, 8), self->entered, 8), left, 8);
     at = put(put(put(at, self->started, 8), now(), 8), self->payload, 8);
     *at++ = error != 0;
-    if (append(span_rows, row, at - row))
+    if (append(SPAN_ROWS, row, at - row))
         return -1;
     if (PyByteArray_GET_SIZE(span_rows) <= BLOCK && PyByteArray_GET_SIZE(seen_rows) <= BLOCK)
         return 0;
@@ -701,6 +721,40 @@ static PyObject *set_mark(PyObject *module, PyObject *mark) {
     Py_RETURN_NONE;
 }
 
+static PyObject *set_pending(PyObject *module, PyObject *memory) {
+    (void)module;
+    PyBuffer_Release(&pending);
+    if (memory == Py_None)
+        Py_RETURN_NONE;
+    if (PyObject_GetBuffer(memory, &pending, PyBUF_WRITABLE))
+        return NULL;
+    if (pending.len < FIRST_AREA + FILES * AREA) {
+        PyBuffer_Release(&pending);
+        PyErr_SetString(PyExc_ValueError, "the memory is too small");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* No signal handler and no other thread comes between. */
+static PyObject *settle(PyObject *module, PyObject *args) {
+    (void)module;
+    int file;
+    Py_ssize_t count;
+    PyObject *rows;
+    if (!PyArg_ParseTuple(args, "iO!n", &file, &PyByteArray_Type, &rows, &count))
+        return NULL;
+    Py_ssize_t rest = PyByteArray_GET_SIZE(rows) - count;
+    if (!pending.obj || file < 0 || file >= FILES || count < 0 || rest < 0) {
+        PyErr_SetString(PyExc_ValueError, "settle(file, rows, count)");
+        return NULL;
+    }
+    char *bytes = PyByteArray_AS_STRING(rows);
+    memmove(bytes, bytes + count, (size_t)rest);
+    mirror(file, (((uint64_t *)pending.buf)[file] >> SHIFT) + (uint64_t)count, 0, bytes, rest < AREA ? rest : AREA);
+    return none_unless(PyByteArray_Resize(rows, rest));
+}
+
 static PyObject *next_span(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromUnsignedLongLong(++last_span);
@@ -723,6 +777,8 @@ static PyObject *setup(PyObject *module, PyObject *args) {
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "setup(parent_span, spans, seen, extents, wrappers, flush, failed, ndarray)"},
     {"set_mark", set_mark, METH_O, "set_mark(mark or None): record with it, or not at all"},
+    {"set_pending", set_pending, METH_O, "set_pending(memory or None): mirror rows in it, see pending.py"},
+    {"settle", settle, METH_VARARGS, "settle(file, rows, count): the first count bytes of rows were written"},
     {"state", state, METH_NOARGS, "state() -> the calling thread's ThreadState"},
     {"next_span", next_span, METH_NOARGS, "next_span() -> an id that was never given before"},
     {"see", (PyCFunction)(void (*)(void))see, METH_FASTCALL, "see(span, role, value): note where the bytes of value lie"},

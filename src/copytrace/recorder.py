@@ -2,7 +2,8 @@
 
 Inert until :meth:`Recorder.begin`. A span's parent travels by ContextVar, into tasks and ``asyncio.to_thread``; which
 span is innermost on a thread is told to ``mark``, which numbers the change. Rows leave for the spool in blocks, so that
-memory does not grow with spans.
+memory does not grow with spans; until then they lie in a mapped file as well, so that none is lost when the process is
+killed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 
 from copytrace.callers import callers
+from copytrace.errors import CopytraceError
 from copytrace.extents import WRAPPERS, extents, forget
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+from copytrace.pending import NAME as PENDING
+from copytrace.pending import Pending, whole
 
 native: ModuleType | None
 try:
@@ -44,7 +48,11 @@ if TYPE_CHECKING:
 
 _BLOCK = 1 << 16
 _MOST_ATTRIBUTES = 4096
-_SPANS, _SEEN, _SITES, _ATTRIBUTES = "spans.bin", "seen.bin", "sites.jsonl", "attributes.jsonl"
+MOST_HELD = 1 << 22
+"""Bytes for one file that are held while it cannot be written; further ones are dropped."""
+_FILES = ("spans.bin", "seen.bin", "attributes.jsonl")
+_SPANS, _SEEN, _ATTRIBUTES = range(3)
+_SITES = "sites.jsonl"
 
 pack_span = struct.Struct("<QQIIQQQQQQB").pack
 pack_seen = struct.Struct("<QBBQQQ").pack
@@ -94,9 +102,13 @@ class Recorder:
         "_attributes_written",
         "_files",
         "_lock",
+        "_pending",
         "_sites",
+        "_sites_file",
+        "_writing",
         "failures",
         "first_failure",
+        "lost",
         "mark",
         "next_span",
         "see",
@@ -110,6 +122,8 @@ class Recorder:
         self.failures = 0
         """Errors inside probes that were swallowed since the session opened."""
         self.first_failure = ""
+        self.lost = ""
+        """Why rows are missing in the spool, empty when none are."""
         self.next_span: Callable[[], int] = itertools.count(1).__next__ if native is None else native.next_span
         """Ids are never given twice in a process: what an earlier session left in a context is no span of this one."""
         self.see: Callable[[int, int, Any], None] = self._see if native is None else native.see
@@ -120,22 +134,34 @@ class Recorder:
         self._attributes: dict[tuple[tuple[str, Any], ...], int] = {}
         self._attributes_written = 0
         self._attribute_lines = bytearray()
-        self._files: dict[str, IO[bytes]] = {}
+        self._files: list[IO[bytes]] = []
+        self._sites_file: IO[bytes] | None = None
+        self._pending: Pending | None = None
         self._lock = threading.RLock()
+        self._writing = False
         if native is not None:
             rows = (self.spans, self.seen)
-            native.setup(parent_span, *rows, extents, WRAPPERS, self.flush, self.failed, np.ndarray)
+            native.setup(parent_span, *rows, extents, WRAPPERS, self._drain, self.failed, np.ndarray)
 
     def begin(self, spool: Path, mark: Mark) -> None:
-        """Start to record into the existing directory ``spool``. Raises RuntimeError when already recording."""
+        """Start to record into the existing directory ``spool``.
+
+        Raises RuntimeError when already recording, CopytraceError when the spool cannot be written.
+        """
         with self._lock:
             if self.mark is not None:
                 raise RuntimeError("the recorder is already recording: end() it first")
             _die_with_forks()
-            self._files = {
-                name: (spool / name).open("wb", buffering=0) for name in (_SPANS, _SEEN, _SITES, _ATTRIBUTES)
-            }
-            self.failures, self.first_failure = 0, ""
+            try:
+                self._files = [(spool / name).open("wb", buffering=0) for name in _FILES]
+                self._sites_file = (spool / _SITES).open("wb", buffering=0)
+                self._pending = Pending(spool / PENDING)
+            except OSError as error:
+                self._close()
+                raise CopytraceError(f"{spool}: cannot be written: {error.strerror}") from error
+            if native is not None:
+                native.set_pending(self._pending.memory)
+            self.failures, self.first_failure, self.lost = 0, "", ""
             self._clear()
             for site in self._sites:
                 self._write_site(site)
@@ -147,20 +173,69 @@ class Recorder:
         with self._lock:
             self._set_mark(None)
             self.flush()
-            for file in self._files.values():
-                file.close()
-            self._files = {}
+            written = not any(self._rows())
+            path = self._pending.path if self._pending is not None else None
+            self._close()
+            if path is not None and written:
+                path.unlink(missing_ok=True)
             self._clear()
             forget()
 
+    def _close(self) -> None:
+        for file in (*self._files, *([self._sites_file] if self._sites_file else [])):
+            file.close()
+        self._files, self._sites_file = [], None
+        if native is not None:
+            native.set_pending(None)
+        if self._pending is not None:
+            self._pending.close()
+        self._pending = None
+
     def flush(self) -> None:
-        """Write what is held in memory to the spool."""
+        """Write what is held in memory to the spool. What cannot be written stays there, and ``lost`` says why."""
         with self._lock:
-            for name, rows in ((_ATTRIBUTES, self._attribute_lines), (_SEEN, self.seen), (_SPANS, self.spans)):
-                block = bytes(rows)
-                del rows[: len(block)]
-                if block and name in self._files:
-                    self._files[name].write(block)
+            if self._writing:
+                return
+            self._writing = True
+            try:
+                for number in (_ATTRIBUTES, _SEEN, _SPANS):
+                    self._write(number)
+            finally:
+                self._writing = False
+
+    def _drain(self) -> None:
+        """The same unless another thread does so already."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self.flush()
+            finally:
+                self._lock.release()
+
+    def _write(self, number: int) -> None:
+        """Write the rows of a file. What an attempt wrote before a signal interrupted it is not written again."""
+        rows, pending = self._rows()[number], self._pending
+        if pending is None or not rows:
+            return
+        file = self._files[number].fileno()
+        base = pending.written(number)
+        done = os.fstat(file).st_size - base
+        try:
+            while done < len(rows):
+                done += os.write(file, bytes(rows[done:]))
+        except OSError as error:
+            self.lost = f"spans could not be written to the spool: {error.strerror}"
+        (pending.settle if native is None else native.settle)(number, rows, done)
+
+    def _append(self, number: int, row: bytes) -> None:
+        rows = self._rows()[number]
+        held = len(rows)
+        if held < MOST_HELD:
+            rows += row
+            if self._pending is not None:
+                self._pending.put(number, held, row)
+
+    def _rows(self) -> tuple[bytearray, bytearray, bytearray]:
+        return self.spans, self.seen, self._attribute_lines
 
     def stamp(self) -> int:
         """The sequence of this moment. Raises RuntimeError when not recording."""
@@ -174,8 +249,7 @@ class Recorder:
             index = self._sites.get(info)
             if index is None:
                 index = self._sites[info] = len(self._sites)
-                if self._files:
-                    self._write_site(info)
+                self._write_site(info)
             return index
 
     def attributes(self, description: Mapping[str, Any]) -> int:
@@ -198,21 +272,24 @@ class Recorder:
             return self._add(f'{{"key": {quoted(key)}, "store": {quoted(store)}}}')
 
     def _add(self, line: str) -> int:
-        if not self._files:
+        if not self._files or len(self._attribute_lines) >= MOST_HELD:
             return 0
-        self._attribute_lines += f"{line}\n".encode()
+        self._append(_ATTRIBUTES, f"{line}\n".encode())
         self._attributes_written += 1
-        return self._attributes_written - 1
+        number = self._attributes_written - 1
+        if len(self._attribute_lines) > _BLOCK:
+            self._drain()
+        return number
 
     def _see(self, span: int, role: int, value: Any) -> None:
         for extent in extents(value):
-            self.seen += pack_seen(span, role, *extent)
+            self._append(_SEEN, pack_seen(span, role, *extent))
 
     def close(self, row: bytes) -> None:
         """Spool the row of a closed span."""
-        self.spans += row
+        self._append(_SPANS, row)
         if len(self.spans) > _BLOCK or len(self.seen) > _BLOCK:
-            self.flush()
+            self._drain()
 
     def failed(self, error: Exception, where: str) -> None:
         """Count an error of a probe's own; it is raised again under ``COPYTRACE_STRICT=1``."""
@@ -226,14 +303,20 @@ class Recorder:
         return Operation(label, payload)
 
     def _write_site(self, info: SiteInfo) -> None:
+        if self._sites_file is None:
+            return
         fields = {name: getattr(info, name) for name in SiteInfo.__slots__}
-        self._files[_SITES].write(json.dumps(fields).encode() + b"\n")
+        try:
+            self._sites_file.write(json.dumps(fields).encode() + b"\n")
+        except OSError as error:
+            self.lost = f"spans could not be written to the spool: {error.strerror}"
 
     def _forget(self) -> None:
         """Become inert in a forked child, whose parent goes on writing to the same files."""
         self._set_mark(None)
-        self._files = {}
+        self._close()
         self._lock = threading.RLock()
+        self._writing = False
         self._clear()
 
     def _set_mark(self, mark: Mark | None) -> None:
@@ -249,6 +332,7 @@ class Recorder:
 
 
 recorder = Recorder()
+
 
 _watches_forks = False
 
@@ -313,15 +397,17 @@ def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo,
     Buffers of spans that did not close are left out; a spool that was cut off in the middle of a row is read up to
     there. Raises FileNotFoundError when there is no spool.
     """
-    sites = tuple(SiteInfo(**fields) for fields in _lines(spool / _SITES))
-    spans, seen = _rows(spool / _SPANS, SPAN_DTYPE), _rows(spool / _SEEN, SEEN_DTYPE)
-    return spans, seen[np.isin(seen["span"], spans["id"])], sites, tuple(_lines(spool / _ATTRIBUTES))
+    sites = tuple(SiteInfo(**fields) for fields in _lines((spool / _SITES).read_bytes()))
+    attributes = tuple(_lines(whole(spool, _ATTRIBUTES, _FILES[_ATTRIBUTES])))
+    spans, seen = _rows(spool, _SPANS, SPAN_DTYPE), _rows(spool, _SEEN, SEEN_DTYPE)
+    spans = spans[(spans["site"] < len(sites)) & (spans["attributes"] < len(attributes))]
+    return spans, seen[np.isin(seen["span"], spans["id"])], sites, attributes
 
 
-def _rows(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    whole = path.stat().st_size // dtype.itemsize
-    return np.fromfile(path, dtype, count=whole)
+def _rows(spool: Path, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    data = whole(spool, number, _FILES[number])
+    return np.frombuffer(bytearray(data), dtype, len(data) // dtype.itemsize)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+def _lines(data: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]

@@ -1,0 +1,80 @@
+"""Rows that are not in the spool's files yet, kept where they outlive the process.
+
+``pending.bin`` is mapped while a session is open. It begins with a word for each file: how many bytes of that file are
+written, and how many follow in its area here. A process that is killed leaves both.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "pending.bin"
+AREA = 1 << 17
+"""Bytes held for one file; what is beyond is lost when the process is killed."""
+SHIFT = 20
+"""A word is ``written << SHIFT | held``."""
+_FIRST = 4096
+_FILES = 3
+SIZE = _FIRST + _FILES * AREA
+_WORD = struct.Struct("<Q")
+
+
+class Pending:
+    """Mirrors the rows of up to three files. Where no file can be mapped, the memory is this process's own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with path.open("w+b") as file:
+                os.posix_fallocate(file.fileno(), 0, SIZE)
+                self.memory = mmap.mmap(file.fileno(), SIZE)
+        except (OSError, AttributeError):
+            path.unlink(missing_ok=True)
+            self.memory = mmap.mmap(-1, SIZE)
+
+    def written(self, file: int) -> int:
+        """Bytes of ``file`` that are written: the first row held follows them."""
+        word: int = _WORD.unpack_from(self.memory, 8 * file)[0]
+        return word >> SHIFT
+
+    def put(self, file: int, held: int, row: bytes) -> None:
+        """``row`` was appended to the ``held`` bytes that are not written yet."""
+        end = held + len(row)
+        if end <= AREA:
+            start = _FIRST + file * AREA
+            self.memory[start + held : start + end] = row
+            _WORD.pack_into(self.memory, 8 * file, self.written(file) << SHIFT | end)
+
+    def settle(self, file: int, rows: bytearray, count: int) -> None:
+        """The first ``count`` bytes of ``rows`` were written."""
+        written = self.written(file) + count
+        del rows[:count]
+        rest, start = bytes(rows[:AREA]), _FIRST + file * AREA
+        self.memory[start : start + len(rest)] = rest
+        _WORD.pack_into(self.memory, 8 * file, written << SHIFT | len(rest))
+
+    def close(self) -> None:
+        """All is written, or the files are another process's."""
+        self.memory.close()
+
+
+def whole(spool: Path, number: int, name: str) -> bytes:
+    """What a spool's file ``name``, the one with ``number``, holds with what was to follow.
+
+    Raises FileNotFoundError when there is no such file.
+    """
+    data = (spool / name).read_bytes()
+    try:
+        with (spool / NAME).open("rb") as file:
+            word = _WORD.unpack(os.pread(file.fileno(), 8, 8 * number))[0]
+            held = os.pread(file.fileno(), min(word & (1 << SHIFT) - 1, AREA), _FIRST + number * AREA)
+    except (FileNotFoundError, struct.error):
+        return data
+    written = word >> SHIFT
+    return data[:written] + held if written <= len(data) else data
