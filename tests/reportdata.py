@@ -6,6 +6,10 @@ from copytrace.model import Buffer, Coverage, LayerTotal, Path, ProbeStatus, Sit
 from copytrace.report import Report
 
 MIB = 1 << 20
+MULTIPART = {
+    "remedy": "fixed in obstore 0.11.1 (obstore#771): upgrade obstore; a buffer is then uploaded from where it lies",
+    "remedy_url": "https://github.com/developmentseed/obstore/issues/771",
+}
 
 PROBES = (
     ProbeStatus("primitives", "python", "3.12.1", "attached", sites=({"name": "bytes.join", "status": "attached"},)),
@@ -63,6 +67,8 @@ def step(
     evidence: str = "transfer",
     avoidable: int = 0,
     required: bool = False,
+    remedy: str = "",
+    remedy_url: str = "",
 ) -> Step:
     return Step(
         kind,
@@ -81,6 +87,8 @@ def step(
         evidence,
         avoidable,
         required,
+        remedy,
+        remedy_url,
     )
 
 
@@ -242,7 +250,17 @@ def multipart_write() -> Path:
     payload = 100_000_000
     scratch = site("_obstore::put::put_multipart_inner", "_obstore.abi3.so")
     copied = step(
-        "copy", "b1", "b2", "obstore", scratch, payload, payload, count=20, at_peak=52_428_800, avoidable=payload
+        "copy",
+        "b1",
+        "b2",
+        "obstore",
+        scratch,
+        payload,
+        payload,
+        count=20,
+        at_peak=52_428_800,
+        avoidable=payload,
+        **MULTIPART,
     )
     joined = step(
         "join",
@@ -256,6 +274,7 @@ def multipart_write() -> Path:
         at_peak=5_242_880,
         evidence="native",
         avoidable=payload,
+        **MULTIPART,
     )
     flushed = step(
         "flush", "b3", "b4", "obstore", site("object_store::local::LocalUpload::put_part"), payload, payload, count=20

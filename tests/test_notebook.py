@@ -129,7 +129,7 @@ def test_a_notebook(tmp_path: Path) -> None:
     shown = [output["data"] for cell in executed.cells for output in cell.outputs if "data" in output]
     assert shown[0]["text/plain"] == "(211, 503)"
     assert shown[1]["text/html"].startswith('<div class="copytrace fragment">')
-    assert "zarr.Array -&gt; " in shown[1]["text/html"]
+    assert "zarr.Array \u2192 " in shown[1]["text/html"]
     assert shown[1]["text/markdown"].startswith("**")
     assert shown[2]["text/plain"].startswith("'write . zarr.Array . ")
     assert "1." in shown[3]["text/plain"]

@@ -149,6 +149,28 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     assert "default-src 'none'" in page
 
 
+def test_what_is_known_of_a_copy_stands_once_above_its_picture_and_at_each_row() -> None:
+    page = reportdata.report(reportdata.multipart_write(), reportdata.clean_write()).to_html()
+    (known,) = re.findall(r'<p class="known">(.*?)</p>', page, re.DOTALL)
+    link = '<b><a href="https://github.com/developmentseed/obstore/issues/771">fixed in obstore 0.11.1 (obstore#771)</a></b>'
+    assert known.startswith(f"{link}: upgrade obstore; a buffer is then uploaded from where it lies ")
+    assert re.findall(r'class="code">([^<]+)<', known) == [
+        "_obstore::put::put_multipart_inner",
+        "object_store::upload::WriteMultipart::put",
+    ]
+    assert page.index('<p class="known">') < page.index('<div class="flow"')
+    assert page.count('<span class="tag good">fixed in obstore 0.11.1</span>') == 4
+    assert "fixed in obstore" in reportdata.report(reportdata.multipart_write())._repr_html_()
+
+
+def test_a_remedy_leads_to_web_pages_only() -> None:
+    path = reportdata.multipart_write()
+    steps = tuple(replace(step, remedy="<b>x</b>: y", remedy_url="javascript:alert(1)") for step in path.steps)
+    page = reportdata.report(replace(path, steps=steps)).to_html()
+    assert "javascript:" not in page
+    assert "<b>&lt;b&gt;x&lt;/b&gt;</b>: y" in page
+
+
 def test_an_empty_report_says_so() -> None:
     assert "Nothing to report" in reportdata.report().to_html()
 

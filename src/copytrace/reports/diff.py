@@ -206,6 +206,7 @@ def _notes(old: ReportData, new: ReportData) -> list[str]:
         if report.coverage.lost_transfers:
             lost = wording.plural(report.coverage.lost_transfers, "transfer")
             notes.append(f"the {which} session lost {lost}: its figures are lower bounds")
+        notes += [f"in the {which} report: {note}" for note in report.notes]
     return notes
 
 

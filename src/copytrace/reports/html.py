@@ -89,6 +89,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=lambda value: wording.plain(value) if type(value) is str else value,
     )
+    environment.filters["arrows"] = lambda text: text.replace("->", "\u2192").replace("<-", "\u2190")
     environment.globals.update(
         wording=wording,
         draw=flowgraph.draw,

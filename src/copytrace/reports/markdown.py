@@ -165,14 +165,17 @@ def _path(path: Path, report: ReportData, room: Room) -> list[str]:
         f"{code(buffer.layer)} {code(buffer.site.function)}"
         for buffer in wording.idle(path)[: room.rows]
     ]
-    remedies = [f"- {code(step.layer)} {code(step.site.function)}: {_remedy(step)}" for step in shown if step.remedy]
+    remedies = [f"- {_remedy(known)}" for known in wording.advice(shown)]
     cautions = [f"- {prose(caution)}" for caution in wording.cautions(path)[: room.rows]]
     beneath = [*remedies, *held, *cautions]
     return [*lines, *beneath, *([""] if beneath else [])]
 
 
-def _remedy(step: Step) -> str:
-    return f"[{prose(step.remedy)}]({step.remedy_url})" if step.remedy_url else prose(step.remedy)
+def _remedy(known: wording.Advice) -> str:
+    """Which functions, where that was reported or mended (a link), and what to do."""
+    functions = dict.fromkeys(code(f"{step.layer} {wording.short(step.site.function)}") for step in known.steps)
+    state = f"[{prose(known.state)}]({known.url})" if known.url else prose(known.state)
+    return f"{wording.some(list(functions), 4)}: {state}{prose(known.text.removeprefix(known.state))}"
 
 
 def _step(step: Step, report: ReportData) -> list[str]:

@@ -17,6 +17,10 @@ type Span = tuple[str, str]
 """A text and its rich style, empty for none."""
 
 NARROWEST = 60
+SCREEN = 24
+"""Lines that a terminal shows at once; a longer report says its verdicts again at the end."""
+WORST = 6
+"""Paths that are named where only the worst are."""
 TIED = "\0"
 """A space at which no line is broken."""
 
@@ -106,20 +110,28 @@ def render(report: ReportData, by: str, width: int, color: bool, file: str) -> s
     page.line(("What could be seen", "bold"))
     for sentence in wording.sight(report):
         page.flow(sentence, indent=2)
+    if len(page.lines) >= SCREEN:
+        page.blank()
+        _verdicts(page, report)
     page.flow(f"Next: {wording.next_command(report, by, wording.plain(file))}", style="bold", hang=6)
     return page.to_str(color)
 
 
-def summary(report: ReportData, width: int, color: bool, file: str, limit: int = 6) -> str:
-    """What to say when a run has ended: the verdict, a line for each of the ``limit`` worst paths, the next command."""
-    page = Page(width)
+def _verdicts(page: Page, report: ReportData) -> None:
+    """The headline and, of several paths, a line for each of the worst."""
     page.flow(wording.headline(report), style="bold")
     if len(report.paths) > 1:
-        worst = sorted(report.paths, key=lambda path: -(path.avoidable or 0) * path.payload_bytes)[:limit]
+        worst = sorted(report.paths, key=lambda path: -(path.avoidable or 0) * path.payload_bytes)[:WORST]
         for path in sorted(worst, key=report.paths.index):
             page.flow(f"{wording.heading(path)}: {wording.verdict(path, report.coverage)}", indent=2)
-        if len(report.paths) > limit:
-            page.flow(f"and {wording.plural(len(report.paths) - limit, 'path')} more", indent=2)
+        if len(report.paths) > WORST:
+            page.flow(f"and {wording.plural(len(report.paths) - WORST, 'path')} more", indent=2)
+
+
+def summary(report: ReportData, width: int, color: bool, file: str) -> str:
+    """What to say when a run has ended: the verdict, a line for each of the worst paths, the next command."""
+    page = Page(width)
+    _verdicts(page, report)
     command = f"report {wording.plain(file)}" if report.paths else "doctor"
     page.flow(f"Next: copytrace {command}", style="bold", hang=6)
     return page.to_str(color)
@@ -163,6 +175,7 @@ def _chain(page: Page, path: Path) -> None:
     size, ratio = (max(map(len, cells), default=0) for cells in (sizes, ratios))
     prefix = 2 + number + left + 4
     room = page.width - prefix - (2 + 7 + 2 + size + 2 + ratio)
+    told: set[str] = set()
     for index, (step, source) in enumerate(zip(path.steps, sources, strict=True)):
         ordinal = f"{index + 1}".rjust(number - 1) + " " if numbered else ""
         layer = wording.plain(step.layer or "?")
@@ -174,7 +187,7 @@ def _chain(page: Page, path: Path) -> None:
             (f"  {function}", ""),
             (f"  {step.kind:<7}  {sizes[index]:>{size}}  {ratios[index]:>{ratio}}", ""),
         )
-        _remarks(page, step, prefix + 2)
+        _remarks(page, step, prefix + 2, told)
 
 
 def _sources(path: Path) -> list[str]:
@@ -199,8 +212,8 @@ def _sources(path: Path) -> list[str]:
     return sources
 
 
-def _remarks(page: Page, step: Step, indent: int) -> None:
-    """What sets this step apart, beneath it: guilt first."""
+def _remarks(page: Page, step: Step, indent: int, told: set[str]) -> None:
+    """What sets this step apart, beneath it: guilt first. A remedy that was ``told`` is not told in full again."""
     parts = [wording.blame(step), wording.held(step)]
     if step.count > 1:
         parts.append(wording.pieces(step.count, step.bytes))
@@ -213,7 +226,9 @@ def _remarks(page: Page, step: Step, indent: int) -> None:
         called_from = f"called from {wording.plain(wording.short(callers[0].function))}"
         page.flow(called_from + (f"  {where}" if where else ""), indent, style="dim")
     if step.remedy:
-        page.flow(wording.plain(step.remedy), indent, style="green")
+        again = f"{wording.state_of(step.remedy)}, as above"
+        page.flow(wording.plain(again if step.remedy in told else step.remedy), indent, style="green")
+        told.add(step.remedy)
 
 
 # --- by layer --------------------------------------------------------------------------------------------------------

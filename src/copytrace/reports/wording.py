@@ -128,7 +128,7 @@ class Guilt:
 
     def describe(self, name: Naming = plain) -> str:
         """``zarr.buffer NDBuffer.__setitem__ (16.8 MB)``, the names put by ``name``."""
-        return f"{name(f'{self.layer} {short(self.function)}')} ({size(self.bytes)})"
+        return f"{name(f'{self.layer} {short(self.function, 28)}')} ({size(self.bytes)})"
 
 
 def copies_of(path: Path) -> list[Step]:
@@ -205,6 +205,34 @@ def callers(step: Step) -> list[SiteRef]:
     return kept
 
 
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is known of copies on a path, and ``steps``, the copies that it is about."""
+
+    text: str
+    url: str
+    steps: tuple[Step, ...]
+
+    @property
+    def state(self) -> str:
+        """The first part of the text: ``fixed in obstore 0.11.1 (obstore#771)``."""
+        return state_of(self.text)
+
+
+def state_of(remedy: str) -> str:
+    """``fixed in obstore 0.11.1 (obstore#771)``: a remedy without the advice that follows its colon."""
+    return remedy.partition(": ")[0]
+
+
+def advice(steps: Iterable[Step]) -> list[Advice]:
+    """The remedies of ``steps``, each once, in the order of the steps."""
+    found: dict[tuple[str, str], list[Step]] = {}
+    for step in steps:
+        if step.remedy:
+            found.setdefault((step.remedy, step.remedy_url), []).append(step)
+    return [Advice(*known, tuple(about)) for known, about in found.items()]
+
+
 def place(site: SiteRef) -> str:
     """``zarr/core/buffer/cpu.py:191``; empty when there is no file."""
     return plain(f"{site.file}:{site.line}" if site.file and site.line else site.file)
@@ -268,7 +296,7 @@ def _probes(coverage: Coverage) -> list[str]:
     absent = [probe.name for probe in coverage.probes if probe.status in ("not-installed", "not-imported")]
     lines = [plain(f"probes attached: {', '.join(attached) or 'none'}")]
     if absent:
-        lines.append(plain(f"not imported here: {', '.join(absent)}"))
+        lines.append(plain(f"not imported here: {some(absent, 4)}"))
     for probe in coverage.probes:
         if probe.status not in ("attached", "not-installed", "not-imported"):
             missing = [site["name"] for site in probe.sites if site.get("status") in ("missing", "failed")]
