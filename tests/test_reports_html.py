@@ -152,7 +152,8 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 def test_what_is_known_of_a_copy_stands_once_above_its_picture_and_at_each_row() -> None:
     page = reportdata.report(reportdata.multipart_write(), reportdata.clean_write()).to_html()
     (known,) = re.findall(r'<p class="known">(.*?)</p>', page, re.DOTALL)
-    link = '<b><a href="https://github.com/developmentseed/obstore/issues/771">fixed in obstore 0.11.1 (obstore#771)</a></b>'
+    url = "https://github.com/developmentseed/obstore/issues/771"
+    link = f'<b><a href="{url}">fixed in obstore 0.11.1 (obstore#771)</a></b>'
     assert known.startswith(f"{link}: upgrade obstore; a buffer is then uploaded from where it lies ")
     assert re.findall(r'class="code">([^<]+)<', known) == [
         "_obstore::put::put_multipart_inner",
