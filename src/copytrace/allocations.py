@@ -1,24 +1,24 @@
-"""A memray capture -> Allocations: lifetimes, the span that was open, resolved stacks, reallocs joined.
+"""A memray capture -> Allocations: lifetimes, the span that was open, reallocs joined, stacks.
 
 A capture has no clock. The marks of the recorder are in it as allocations of a size that only they have, one after
 the other, so laying those against the log of marks gives every record its place in the session's sequence and
-memray's thread numbers their threads.
+memray's thread numbers their threads. Records are taken in block by block; what is kept of them is the allocations
+that are alive and those of :data:`SMALLEST` bytes and more that were.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+import gc
+from contextlib import ExitStack
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from copytrace import stacks
 from copytrace.collecting import no_collection
-from copytrace.frames import native_frame, python_frame
-from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations, Frame
-from copytrace.places import OWN_FILE, relative
+from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,23 +26,32 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+SMALLEST = 512
+"""Bytes; smaller blocks come from CPython's own pools, which memray does not see, and are left out."""
+
 FREE, MALLOC, REALLOC, MUNMAP = 5, 6, 7, 15
 _FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_stack_id")
-_BLOCK = 1 << 13
+_PLACES = itemgetter(0, 1, 2, 3, 4, 6)
+_WIDTH = 8
+_BATCH = 1 << 11
+_BATCHES = 1 << 5
 _MMAP_THRESHOLD = 128 << 10
-_MAX_FRAMES = 60
-_SMALLEST = 512
-_MUCH = 64 << 10
-_MOST = 6000
-_MOST_NATIVE = 1500
-"""Stacks that are resolved, and those of them with native frames."""
 
-
-UNRESOLVED = (Frame("(not resolved)", "", 0),)
-"""The stack of what is too little to be payload."""
-
-OWN_STACK = (Frame("copytrace", "copytrace", 0, layer="copytrace"),)
-"""The stack of what copytrace itself allocated."""
+_LIFE_DTYPE = np.dtype(
+    [
+        ("address", "<u8"),
+        ("size", "<u8"),
+        ("born", "<i8"),
+        ("died", "<i8"),
+        ("enter", "<u8"),
+        ("leave", "<u8"),
+        ("thread", "<u8"),
+        ("stack", "<u4"),
+        ("previous", "<i8"),
+        ("moved", "?"),
+    ]
+)
+"""``born`` and ``died`` are positions in the stream of all records; ``previous`` is the ``born`` of another, or -1."""
 
 
 class Segment(NamedTuple):
@@ -77,109 +86,17 @@ def absent(reason: str) -> Allocations:
 def read(segments: Sequence[Segment], marks: NDArray[Any]) -> tuple[Allocations, list[str]]:
     """Read the captures of a session, in order, and what could not be read of them."""
     notes: list[str] = []
-    loaded: list[_Stream] = []
+    taken = _Taken(marks)
     with ExitStack() as readers:
-        for segment in segments:
+        for number, segment in enumerate(segments):
             try:
-                loaded.append(_load(segment, len(loaded), sum(len(s.records) for s in loaded), readers))
+                with no_collection():
+                    _take(taken, segment, number, readers)
             except (OSError, RuntimeError, ValueError) as error:
                 notes.append(f"memray capture {segment.path.name} could not be read: {str(error).splitlines()[0]}")
-        if not loaded:
+        if len(notes) == len(segments):
             return absent("; ".join(notes) or "no memray capture"), notes
-        rows = np.concatenate([stream.rows for stream in loaded])
-        found = [match_marks(stream.rows, stream.first_mark, len(marks)) for stream in loaded]
-        starts = np.cumsum([0, *(len(stream.rows) for stream in loaded[:-1])])
-        position = np.concatenate([at + start for (at, _), start in zip(found, starts, strict=True)])
-        index = np.concatenate([number for _, number in found])
-        blocks = _lifetimes(rows, position, index, marks)
-        return replace(blocks, stacks=_stacks(blocks, loaded)), notes
-
-
-class _Stream(NamedTuple):
-    """A capture in memory. ``rows`` have the order of ``_FIELDS``, but the stack is an index into ``records``, counted
-    on over all streams (0: none), each of which is one record with that stack.
-    """
-
-    rows: NDArray[np.uint64]
-    records: list[Any]
-    first_mark: int
-    native: bool
-
-
-def _load(segment: Segment, number: int, offset: int, readers: ExitStack) -> _Stream:
-    from memray import FileReader
-
-    blocks: list[NDArray[np.uint64]] = []
-    known: dict[int, int] = {0: 0}
-    kept: list[Any] = []
-    with no_collection():
-        reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
-        records = iter(reader.get_allocation_records())
-        while batch := list(islice(records, _BLOCK)):
-            flat = np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.uint64, 6 * len(batch))
-            block = flat.reshape(-1, 6)
-            keys = block[:, 4] << np.uint64(32) | block[:, 5]
-            keys[(block[:, 3] == FREE) | (block[:, 3] == MUNMAP)] = 0
-            distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-            for key, row in zip(distinct.tolist(), first.tolist(), strict=True):
-                if key not in known:
-                    kept.append(batch[row])
-                    known[key] = offset + len(kept)
-            block[:, 4] = np.array([known[key] for key in distinct.tolist()], np.uint64)[inverse]
-            block[:, 0] += np.uint64(number << 32)
-            blocks.append(block)
-    rows = np.concatenate(blocks) if blocks else np.zeros((0, 6), np.uint64)
-    return _Stream(rows, kept, segment.first_mark, segment.native)
-
-
-def _stacks(blocks: Allocations, loaded: Sequence[_Stream]) -> tuple[tuple[Frame, ...], ...]:
-    """The stacks of what may be payload: allocated inside a span, or much of it.
-
-    Resolving native frames takes up to a millisecond a stack, and importing a library inside a span makes tens of
-    thousands of stacks: only those that most was allocated on are resolved, the very largest with native frames.
-    """
-    count = 1 + sum(len(stream.records) for stream in loaded)
-    total = np.bincount(blocks.stack, blocks.size, count)
-    inside = np.bincount(blocks.stack, (blocks.span > 0) & (blocks.size >= _SMALLEST), count)
-    wanted = (inside > 0) | (total >= _MUCH)
-    largest = np.argsort(np.where(wanted, total, -1.0), kind="stable")[::-1]
-    wanted[largest[_MOST:]] = False
-    with_native = np.zeros(count, bool)
-    with_native[largest[:_MOST_NATIVE]] = True
-    stacks: list[tuple[Frame, ...]] = [()]
-    for stream in loaded:
-        for record in stream.records:
-            native = stream.native and bool(with_native[len(stacks)])
-            stacks.append(_resolve(record, native) if wanted[len(stacks)] else UNRESOLVED)
-    return tuple(stacks)
-
-
-def _resolve(record: Any, native: bool) -> tuple[Frame, ...]:
-    """The stack of a record, innermost first: Python frames, and native ones down to where they only run the
-    interpreter. Callbacks of ``sys.monitoring`` have no Python frame in memray's stacks.
-    """
-    python = record.stack_trace(_MAX_FRAMES)
-    if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
-        return OWN_STACK
-    mixed = python
-    if native:
-        with suppress(AssertionError):  # memray 1.20 raises it now and then for hybrid stacks
-            mixed = record.hybrid_stack_trace(_MAX_FRAMES)
-    known = set(python)
-    frames: list[Frame] = []
-    innermost = True
-    for entry in mixed:
-        if entry in known:
-            innermost = False
-            if relative(entry[1])[1] != "own":
-                frames.append(python_frame(*entry))
-        else:
-            frame = native_frame(*entry)
-            if innermost and "call_instrumentation" in frame.function:
-                return OWN_STACK
-            if innermost or frame.layer:
-                frames.append(frame)
-    return tuple(frames)
+        return taken.allocations(), notes
 
 
 def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
@@ -194,93 +111,190 @@ def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: ND
     return result
 
 
-def match_marks(rows: NDArray[np.uint64], first_mark: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions in the stream of the marks that are in it, and which mark each is."""
-    size = rows[:, 2]
-    candidate = (rows[:, 3] == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD)
-    position = np.flatnonzero(candidate)
-    residue = (size[position] - np.uint64(MARK_BASE)).astype(np.int64)
-    expected = first_mark + np.arange(len(position))
-    if np.array_equal(residue, expected % MARK_PERIOD) and first_mark + len(position) <= total:
-        return position, expected
-    kept, index = [], []
-    following = first_mark
-    for at, value in zip(position.tolist(), residue.tolist(), strict=True):
-        if following < total and value == following % MARK_PERIOD:
-            kept.append(at)
-            index.append(following)
-            following += 1
-    return np.array(kept, np.int64), np.array(index, np.int64)
+def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which allocations that have the size of a mark are marks, and which marks: those from ``following`` on.
 
-
-def _lifetimes(
-    rows: NDArray[np.uint64],
-    position: NDArray[np.int64],
-    index: NDArray[np.int64],
-    marks: NDArray[Any],
-) -> Allocations:
-    count = len(rows)
-    thread, address, size, allocator, stack = (rows[:, i] for i in range(5))
-    freed = (allocator == FREE) | (allocator == MUNMAP)
-
-    sequence = np.zeros(count + 1, np.uint64)
-    sequence[position] = marks["sequence"][index]
-    sequence = np.maximum.accumulate(sequence)
-
-    threads = dict(zip(thread[position].tolist(), marks["thread"][index].tolist(), strict=True))
-    numbers, inverse = np.unique(thread, return_inverse=True)
-    named = np.array([threads.get(number, 0) for number in numbers.tolist()], np.uint64)
-    span = spans_of(sequence[:-1], named[inverse], marks)
-
-    order = np.lexsort((np.arange(count), address))
-    same = np.zeros(count, bool)
-    same[:-1] = address[order][:-1] == address[order][1:]
-    following = np.full(count, count, np.int64)
-    following[order[:-1]] = np.where(same[:-1], order[1:], count)
-
-    is_mark = np.zeros(count, bool)
-    is_mark[position] = True
-    born = np.flatnonzero(~freed & ~is_mark & (size > 0))
-    died = following[born]
-    previous, moved = _reallocs(born, died, rows)
-    return Allocations(
-        address=address[born],
-        size=size[born],
-        born=born.astype(np.uint64),
-        died=died.astype(np.uint64),
-        enter=sequence[born],
-        leave=sequence[died],
-        span=span[born],
-        thread=thread[born].astype(np.uint32),
-        stack=stack[born].astype(np.uint32),
-        previous=previous,
-        moved=moved,
-        records=count,
-    )
-
-
-def _reallocs(
-    born: NDArray[np.int64], died: NDArray[np.int64], rows: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each allocation the row of the block it was reallocated from (-1 for none), and whether the bytes moved.
-
-    memray writes a realloc as the end of the old block and, at once, the beginning of the new one. Blocks that glibc
-    maps (they begin 16 bytes into a page) are moved by ``mremap``, which copies no bytes.
+    ``residue`` is how much each is larger than :data:`copytrace.model.MARK_BASE`; there are ``total`` marks.
     """
-    thread, address, size, allocator = (rows[:, i] for i in range(4))
-    previous = np.full(len(born), -1, np.int64)
-    moved = np.zeros(len(born), bool)
-    if not len(born):
-        return previous, moved
-    before = np.maximum(born - 1, 0)
-    again = (allocator[born] == REALLOC) & (allocator[before] == FREE) & (thread[before] == thread[born]) & (born > 0)
-    ended = np.full(len(rows) + 1, -1, np.int64)
-    ended[died] = np.arange(len(born))
-    ended[len(rows)] = -1
-    previous[again] = ended[before[again]]
-    again &= previous >= 0
-    old = born[previous]
-    mapped = np.minimum(size[born], size[old]) >= _MMAP_THRESHOLD
-    mapped &= ((address[born] & np.uint64(0xFFF)) == 16) & ((address[old] & np.uint64(0xFFF)) == 16)
-    moved[again] = ((address[born] != address[old]) & ~mapped)[again]
-    return previous, moved
+    kept: list[NDArray[np.int64]] = []
+    index: list[NDArray[np.int64]] = []
+    at = 0
+    while at < len(residue) and following < total:
+        expected = following + np.arange(min(len(residue) - at, total - following))
+        strays = np.flatnonzero(residue[at : at + len(expected)] != expected % MARK_PERIOD)
+        matched = int(strays[0]) if len(strays) else len(expected)
+        kept.append(np.arange(at, at + matched))
+        index.append(expected[:matched])
+        at += matched + 1
+        following += matched
+    return (np.concatenate(kept), np.concatenate(index)) if kept else (np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def _take(taken: _Taken, segment: Segment, number: int, readers: ExitStack) -> None:
+    from memray import FileReader
+
+    reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
+    taken.begin(number, segment)
+    records = iter(reader.get_allocation_records())
+    batches = (taken.columns(batch) for batch in iter(lambda: list(islice(records, _BATCH)), []))
+    while block := list(islice(batches, _BATCHES)):
+        taken.add(np.concatenate(block))
+
+
+def _rows(batch: list[Any]) -> NDArray[np.int64]:
+    """The fields of records, shape (n, 6).
+
+    memray keeps a record in one tuple: reading that whole takes two thirds of the time of asking for six attributes.
+    """
+    held = gc.get_referents(*batch)[::2]
+    if all(
+        type(row) is tuple and len(row) == _WIDTH and _PLACES(row) == _FIELDS(record)
+        for row, record in ((held[0], batch[0]), (held[-1], batch[-1]))
+    ):
+        flat = np.fromiter(chain.from_iterable(held), np.int64, _WIDTH * len(batch))
+        return flat.reshape(-1, _WIDTH)[:, _PLACES(range(_WIDTH))]
+    return np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.int64, 6 * len(batch)).reshape(-1, 6)
+
+
+class _Taken:
+    """What was taken in so far. A column of a block: thread, address, size, allocator, stack."""
+
+    def __init__(self, marks: NDArray[Any]) -> None:
+        self.marks = marks
+        self.records: list[tuple[Any, bool]] = []
+        """One with each stack, and whether it may have native frames."""
+        self.count = 0
+        self.ended: list[NDArray[Any]] = []
+        self.alive = np.zeros(0, _LIFE_DTYPE)
+        self.threads: dict[int, int] = {}
+        self.sequence = 0
+        self.last = np.zeros((1, 5), np.int64)
+        self.last_ended = np.zeros(1, _LIFE_DTYPE)
+
+    def begin(self, number: int, segment: Segment) -> None:
+        """Begin with the next capture."""
+        self.thread_base = number << 32
+        self.native = segment.native
+        self.following = segment.first_mark
+        self.known: dict[int, int] = {}
+
+    def columns(self, batch: list[Any]) -> NDArray[np.int64]:
+        """Records as columns; of each new stack one record is kept."""
+        rows = _rows(batch)
+        rows[:, 0] += self.thread_base
+        keys = rows[:, 4] << 32 | rows[:, 5]
+        rows[:, 4] = 0
+        told = np.flatnonzero((rows[:, 2] >= SMALLEST) & ~_is_end(rows[:, 3]))
+        distinct, first, inverse = np.unique(keys[told], return_index=True, return_inverse=True)
+        for key, at in zip(distinct.tolist(), told[first].tolist(), strict=True):
+            if key not in self.known:
+                self.records.append((batch[at], self.native))
+                self.known[key] = len(self.records)
+        rows[told, 4] = np.array([self.known[key] for key in distinct.tolist()], np.int64)[inverse]
+        return rows[:, :5]
+
+    def add(self, rows: NDArray[np.int64]) -> None:
+        """Take in the next records."""
+        thread, address, size, allocator, stack = (np.ascontiguousarray(rows[:, i]) for i in range(5))
+        position, sequence = self._sequence(thread, size, allocator)
+        known = len(self.alive)
+        following = _following(np.concatenate([self.alive["address"].astype(np.int64), address]))
+
+        opens = ~_is_end(allocator) & (size >= SMALLEST)
+        opens[position] = False
+        born = np.flatnonzero(opens)
+        lives = np.zeros(known + len(born), _LIFE_DTYPE)
+        lives[:known] = self.alive
+        fresh = lives[known:]
+        fresh["address"], fresh["size"], fresh["born"] = address[born], size[born], self.count + born
+        fresh["enter"], fresh["thread"], fresh["stack"] = sequence[born], thread[born], stack[born]
+
+        ends = following[np.concatenate([np.arange(known), known + born])] - known
+        over = ends >= 0
+        lives["died"] = self.count + ends
+        lives["leave"][over] = sequence[ends[over]]
+        self._join_reallocs(rows, lives, ends, born)
+        self.ended.append(lives[over])
+        self.alive = lives[~over]
+        self.count += len(rows)
+        self.sequence = int(sequence[-1])
+
+    def _sequence(
+        self, thread: NDArray[np.int64], size: NDArray[np.int64], allocator: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Where the marks are, and the sequence at each record."""
+        candidate = np.flatnonzero((allocator == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
+        chosen, index = match_marks(size[candidate] - MARK_BASE, self.following, len(self.marks))
+        position = candidate[chosen]
+        sequence = np.zeros(len(size), np.uint64)
+        sequence[position] = self.marks["sequence"][index]
+        sequence[0] = max(int(sequence[0]), self.sequence)
+        if len(index):
+            self.following = int(index[-1]) + 1
+            self.threads.update(zip(thread[position].tolist(), self.marks["thread"][index].tolist(), strict=True))
+        return position, np.maximum.accumulate(sequence)
+
+    def _join_reallocs(
+        self, rows: NDArray[np.int64], lives: NDArray[Any], ends: NDArray[np.int64], born: NDArray[np.int64]
+    ) -> None:
+        """Name in each life the one that it was reallocated from, and whether the bytes moved.
+
+        memray writes a realloc as the end of the old block and, at once, the beginning of the new one. Blocks that
+        glibc maps (they begin 16 bytes into a page) are moved by ``mremap``, which copies no bytes.
+        """
+        before = np.concatenate([self.last, rows])[:-1]
+        ended = np.full(len(rows) + 1, -1, np.int64)
+        ended[1 + ends[ends >= 0]] = np.flatnonzero(ends >= 0)
+        candidates = np.concatenate([lives, self.last_ended])
+        ended[0] = len(lives) if self.last_ended["size"][0] else -1
+        fresh = lives[len(lives) - len(born) :]
+        again = (rows[born, 3] == REALLOC) & (before[born, 3] == FREE) & (before[born, 0] == rows[born, 0])
+        again &= ended[born] >= 0
+        old = candidates[ended[born]]
+        mapped = np.minimum(fresh["size"], old["size"]) >= _MMAP_THRESHOLD
+        mapped &= ((fresh["address"] & 0xFFF) == 16) & ((old["address"] & 0xFFF) == 16)
+        fresh["previous"] = np.where(again, old["born"], -1)
+        fresh["moved"] = again & (fresh["address"] != old["address"]) & ~mapped
+        self.last = rows[-1:]
+        self.last_ended = candidates[ended[-1:]] if ended[-1] >= 0 else np.zeros(1, _LIFE_DTYPE)
+
+    def allocations(self) -> Allocations:
+        """All of it, in the order of birth."""
+        self.alive["died"], self.alive["leave"] = self.count, self.sequence
+        lives = np.concatenate([*self.ended, self.alive])
+        lives = lives[np.argsort(lives["born"])]
+        numbers, inverse = np.unique(lives["thread"], return_inverse=True)
+        named = np.array([self.threads.get(number, 0) for number in numbers.tolist()], np.uint64)[inverse]
+        span = spans_of(lives["enter"], named, self.marks)
+        stack = np.ascontiguousarray(lives["stack"])
+        size = np.ascontiguousarray(lives["size"])
+        previous = np.searchsorted(lives["born"], lives["previous"])
+        previous[lives["previous"] < 0] = -1
+        return Allocations(
+            address=np.ascontiguousarray(lives["address"]),
+            size=size,
+            born=lives["born"].astype(np.uint64),
+            died=lives["died"].astype(np.uint64),
+            enter=np.ascontiguousarray(lives["enter"]),
+            leave=np.ascontiguousarray(lives["leave"]),
+            span=span,
+            thread=lives["thread"].astype(np.uint32),
+            stack=stack,
+            previous=previous,
+            moved=np.ascontiguousarray(lives["moved"]),
+            stacks=stacks.resolve(self.records, stack, size, span),
+            records=self.count,
+        )
+
+
+def _is_end(allocator: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.isin(allocator, (FREE, MUNMAP))
+
+
+def _following(address: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each record the next one at the same address, -1 for none."""
+    order = np.argsort(address, kind="stable")
+    ordered = address[order]
+    following = np.full(len(address), -1, np.int64)
+    following[order[:-1]] = np.where(ordered[:-1] == ordered[1:], order[1:], -1)
+    return following

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from copytrace.allocations import OWN_STACK
 from copytrace.layers import CARRIER_LIBRARIES
 from copytrace.lookup import Sighting
 from copytrace.model import DESTINATION, INPUT, OUTPUT, TRANSFER_KINDS
 from copytrace.operations import is_mover
+from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
     from copytrace.lookup import Located, Move, Region

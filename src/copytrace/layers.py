@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from copytrace.model import Frame
 
+IMPORT_MACHINERY = "<frozen importlib"
+"""How the file of a frame at work on an import begins."""
+
 MODULE_LAYERS = {
     "zarr.core.buffer": "zarr.buffer",
     "zarr.buffer": "zarr.buffer",
@@ -195,31 +198,43 @@ SOURCES = {
         ("2", "https://github.com/zarr-developers/zarr-python/blob/v{version}/{file}"),
     ),
     "numcodecs": (
-        ("0.16", "https://github.com/zarr-developers/numcodecs/blob/v{version}/src/{file}"),
-        ("0", "https://github.com/zarr-developers/numcodecs/blob/v{version}/{file}"),
+        ("0.17", "https://github.com/zarr-developers/numcodecs/blob/v{version}/src/{file}"),
+        ("0.6", "https://github.com/zarr-developers/numcodecs/blob/v{version}/{file}"),
     ),
-    "fsspec": (("0", "https://github.com/fsspec/filesystem_spec/blob/{version}/{file}"),),
-    "s3fs": (("0", "https://github.com/fsspec/s3fs/blob/{version}/{file}"),),
+    "fsspec": (("2022.3", "https://github.com/fsspec/filesystem_spec/blob/{version}/{file}"),),
+    "s3fs": (("2022.3", "https://github.com/fsspec/s3fs/blob/{version}/{file}"),),
     "aiohttp": (("3", "https://github.com/aio-libs/aiohttp/blob/v{version}/{file}"),),
-    "xarray": (("0", "https://github.com/pydata/xarray/blob/v{version}/{file}"),),
-    "dask": (("0", "https://github.com/dask/dask/blob/{version}/{file}"),),
+    "xarray": (("2022.3", "https://github.com/pydata/xarray/blob/v{padded}/{file}"),),
+    "dask": (("2022.6", "https://github.com/dask/dask/blob/{version}/{file}"),),
     "botocore": (("1", "https://github.com/boto/botocore/blob/{version}/{file}"),),
-    "icechunk": (("2", "https://github.com/earth-mover/icechunk/blob/v{version}/icechunk-python/python/{file}"),),
+    "obstore": (("0.5", "https://github.com/developmentseed/obstore/blob/py-v{version}/obstore/python/{file}"),),
+    "icechunk": (("0.2", "https://github.com/earth-mover/icechunk/blob/v{version}/icechunk-python/python/{file}"),),
 }
-"""Distribution -> (from this version on, where the file of a wheel lies), newest first."""
+"""Distribution -> (from this version on, where the file of a wheel lies), newest first; ``padded`` is the version with
+a month of two digits, as xarray's tags have it. As the tags of the repositories and their trees are.
+"""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
+def _padded(version: str) -> str:
+    year, _, rest = version.partition(".")
+    month, dot, patch = rest.partition(".")
+    return f"{year}.{month:>02}{dot}{patch}"
+
+
 def permalink(frame: Frame, versions: Mapping[str, str]) -> str:
-    """The source line of a Python frame at the installed version's tag, empty when that is not known for certain."""
+    """The source line of a Python frame at the installed version's tag, empty when that is not known for certain.
+
+    ``versions`` maps the distributions that were installed from a package index to their versions.
+    """
     package = frame.file.split("/", 1)[0]
     version = versions.get(package, "")
     if frame.native or not frame.line or not re.fullmatch(r"\d+(\.\d+)*", version):
         return ""
     for since, template in SOURCES.get(package, ()):
         if _numbers(version) >= _numbers(since):
-            return f"{template.format(version=version, file=frame.file)}#L{frame.line}"
+            return f"{template.format(version=version, padded=_padded(version), file=frame.file)}#L{frame.line}"
     return ""

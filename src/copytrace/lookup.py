@@ -9,22 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace.allocations import spans_of
-from copytrace.model import OUTPUT, Trace
+from copytrace.allocations import SMALLEST, spans_of
+from copytrace.model import OUTPUT, TRANSFER_KINDS, Trace
 from copytrace.operations import is_metadata
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-SMALLEST = 512
-"""Bytes; smaller blocks come from CPython's own pools and memray does not see them."""
-
-_DIES, _SEEN, _BORN, _MOVES = range(4)
+_FETCH, _FLUSH = TRANSFER_KINDS.index("fetch"), TRANSFER_KINDS.index("flush")
 _SMALL = 64 << 10
+_NEVER = np.iinfo(np.int64).max >> 1
 
 
 @dataclass(slots=True)
@@ -41,7 +39,6 @@ class Region:
     stack: int = 0
     enter: int = 0
     native: bool = False
-    written: bool = False
 
 
 @dataclass(slots=True)
@@ -82,8 +79,58 @@ class Located:
     moves: list[Move]
 
 
-class _Tier:
-    """Blocks of up to ``largest`` bytes that are alive now, by address."""
+class _Blocks:
+    """Blocks of memory and when each may be an end of a move; the arguments have shape (n,).
+
+    At one start a block ends before the next begins, so that those in use at a moment are the newest of that start.
+    """
+
+    def __init__(
+        self, start: NDArray[np.int64], end: NDArray[np.int64], since: NDArray[np.int64], until: NDArray[np.int64]
+    ) -> None:
+        self.order = np.lexsort((since, start))
+        self.end, self.until = end[self.order], until[self.order]
+        self.starts, self.first, group = np.unique(start[self.order], return_index=True, return_inverse=True)
+        self.moments, rank = np.unique(since[self.order], return_inverse=True)
+        self.key = group * (len(self.moments) + 1) + rank + 1
+        self.reach = np.maximum.accumulate(np.maximum.reduceat(self.end, self.first)) if len(group) else self.end
+        """How far the blocks at each start and below it go at most."""
+
+    def find(
+        self, address: NDArray[np.int64], nbytes: NDArray[np.int64], when: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
+        """The block that covers each range at that moment, -1 for none: of the nearest start, the newest. And of the
+        ranges for which several of one start do, all of these, the newest first.
+        """
+        end = address + nbytes
+        found = np.full(len(address), -1, np.int64)
+        several: dict[int, list[int]] = {}
+        group = np.searchsorted(self.starts, address, side="right") - 1
+        rank = np.searchsorted(self.moments, when, side="right")
+        left = np.flatnonzero(group >= 0)
+        while len(left := left[self.reach[group[left]] >= end[left]]):
+            at = np.searchsorted(self.key, group[left] * (len(self.moments) + 1) + rank[left], side="right") - 1
+            asked, first = left, self.first[group[left]]
+            while len(asked):
+                here = (at >= first) & (self.until[at] > when[asked])
+                asked, at, first = asked[here], at[here], first[here]
+                covers = self.end[at] >= end[asked]
+                again = covers & (found[asked] >= 0)
+                for number, block in zip(asked[again].tolist(), at[again].tolist(), strict=True):
+                    several.setdefault(number, [int(self.order[found[number]])]).append(int(self.order[block]))
+                fresh = covers & ~again
+                found[asked[fresh]] = at[fresh]
+                at = at - 1
+            left = left[found[left] < 0]
+            group[left] -= 1
+            left = left[group[left] >= 0]
+        hit = found >= 0
+        found[hit] = self.order[found[hit]]
+        return found, several
+
+
+class _Outside:
+    """Memory from before the session of up to ``largest`` bytes, by address."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
@@ -91,127 +138,175 @@ class _Tier:
         self.at: dict[int, list[tuple[int, int]]] = {}  # start -> (end, region), newest last
 
     def add(self, start: int, end: int, region: int) -> None:
-        here = self.at.get(start)
-        if here is None:
+        if start not in self.at:
             insort(self.starts, start)
-            self.at[start] = [(end, region)]
-        else:
-            here.append((end, region))
+        self.at.setdefault(start, []).append((end, region))
 
-    def remove(self, start: int, end: int, region: int) -> None:
-        here = self.at.get(start, [])
-        if (end, region) in here:
-            here.remove((end, region))
-            if not here:
-                del self.at[start]
-                del self.starts[bisect_right(self.starts, start) - 1]
-
-    def find(self, address: int, end: int) -> list[int]:
+    def find(self, address: int, end: int) -> int | None:
         index = bisect_right(self.starts, address) - 1
-        least = end - self.largest
-        while index >= 0 and (start := self.starts[index]) >= least:
-            found = [region for block_end, region in reversed(self.at[start]) if end <= block_end]
-            if found:
-                return found
+        while index >= 0 and (start := self.starts[index]) >= end - self.largest:
+            for block_end, region in reversed(self.at[start]):
+                if end <= block_end:
+                    return region
             index -= 1
-        return []
-
-
-class _Blocks:
-    """Blocks alive now, small and large ones apart, so that few neighbours have to be looked at."""
-
-    def __init__(self) -> None:
-        self.small = _Tier(_SMALL)
-        self.large = _Tier(1 << 62)
-
-    def _tier(self, start: int, end: int) -> _Tier:
-        return self.small if end - start <= _SMALL else self.large
-
-    def add(self, start: int, end: int, region: int) -> None:
-        self._tier(start, end).add(start, end, region)
-
-    def remove(self, start: int, end: int, region: int) -> None:
-        self._tier(start, end).remove(start, end, region)
-
-    def find(self, address: int, nbytes: int) -> list[int]:
-        """Regions that cover the range, the likeliest first: nearest start, then newest."""
-        end = address + nbytes
-        return self.small.find(address, end) or self.large.find(address, end)
+        return None
 
 
 def locate(trace: Trace) -> Located:
     """Look up both ends of every transfer and every buffer that a probe saw."""
-    blocks, marks = trace.allocations, trace.marks
-    rows = trace.transfers.rows
-    sequences = marks["sequence"]
-
+    blocks = trace.allocations
     interesting = np.flatnonzero(blocks.size >= _threshold(trace))
     regions, region_of_row = _make_regions(trace, interesting)
+    asked = _questions(trace)
+    start = blocks.address[interesting].astype(np.int64)
+    live = _Blocks(
+        start,
+        start + blocks.size[interesting].astype(np.int64),
+        _after(blocks.enter[interesting]),
+        _before(_next_marks(trace, interesting)),
+    )
+    found, several = live.find(asked["address"], asked["nbytes"], asked["when"])
+    member = region_of_row[interesting]
+    region = np.where(found >= 0, member[found], -1) if len(member) else found
+    _settle(asked, region, {at: [int(member[row]) for row in rows] for at, rows in several.items()}, regions)
+    return Located(regions, region_of_row, _sightings(trace, asked, region), _moves(trace, asked, region))
 
-    after = np.searchsorted(sequences, blocks.leave[interesting], side="right")
-    outlived = blocks.died[interesting] >= blocks.records
-    next_mark = np.full(len(interesting), np.iinfo(np.uint64).max, np.uint64)
-    has_next = (after < len(sequences)) & ~outlived
-    next_mark[has_next] = sequences[after[has_next]]
 
+_QUESTION_DTYPE = np.dtype(
+    [("when", "<i8"), ("address", "<i8"), ("nbytes", "<i8"), ("what", "u1"), ("row", "<i8"), ("writes", "?")]
+)
+"""``row`` of what was seen or of the transfers. ``writes``: there is something in the range from then on."""
+_SEEN, _SOURCE, _DESTINATION = range(3)
+
+
+def _after(sequence: NDArray[Any]) -> NDArray[np.int64]:
+    """Moments between a mark and the next, on a scale on which the marks are even: what happens after it."""
+    return 2 * sequence.astype(np.int64) + 1
+
+
+def _before(sequence: NDArray[Any]) -> NDArray[np.int64]:
+    """The moments of marks on the same scale."""
+    return 2 * sequence.astype(np.int64)
+
+
+def _questions(trace: Trace) -> NDArray[Any]:
+    """The ranges to look up, in the order in which they have to be answered."""
+    seen, rows = trace.seen, trace.transfers.rows
+    exact = rows["count"] == 1
+    asked = []
+    if len(seen):
+        order = np.searchsorted(trace.spans["id"], seen["span"])
+        sequence = np.where(seen["role"] == OUTPUT, trace.spans["exit"][order], trace.spans["enter"][order])
+        large = np.flatnonzero(seen["extent"] >= SMALLEST)
+        writes = (seen["role"] != OUTPUT) | (seen["nbytes"] > 0)
+        asked.append(_question(_SEEN, large, _before(sequence), seen["address"], seen["extent"], writes))
+    none = np.zeros(len(rows), bool)
+    moment = _after(rows["sequence"])
+    ends = ((_SOURCE, "source", _FETCH, none), (_DESTINATION, "destination", _FLUSH, ~none))
+    for what, name, not_memory, writes in ends:
+        chosen = np.flatnonzero(exact & (rows["kind"] != not_memory))
+        asked.append(_question(what, chosen, moment, rows[name], rows["nbytes"], writes))
+    result = np.concatenate(asked)
+    return result[np.lexsort((result["what"], result["when"]))]
+
+
+def _question(
+    what: int,
+    rows: NDArray[np.int64],
+    when: NDArray[np.int64],
+    address: NDArray[Any],
+    nbytes: NDArray[Any],
+    writes: NDArray[np.bool_],
+) -> NDArray[Any]:
+    result = np.zeros(len(rows), _QUESTION_DTYPE)
+    result["what"], result["row"], result["when"] = what, rows, when[rows]
+    result["address"], result["nbytes"], result["writes"] = address[rows], nbytes[rows], writes[rows]
+    return result
+
+
+def _next_marks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """The sequence of the first mark after each allocation ended, until which it may be an end of a move: between two
+    marks the order of a free and a transfer is not known.
+    """
+    blocks, sequences = trace.allocations, trace.marks["sequence"]
+    after = np.searchsorted(sequences, blocks.leave[rows], side="right")
+    result = np.full(len(rows), _NEVER, np.uint64)
+    known = (after < len(sequences)) & (blocks.died[rows] < blocks.records)
+    result[known] = sequences[after[known]]
+    return result
+
+
+def _settle(
+    asked: NDArray[Any], region: NDArray[np.int64], several: dict[int, list[int]], regions: list[Region]
+) -> None:
+    """Answer in ``region`` what the allocations leave open: memory from before the session, which becomes a region when
+    a probe was handed it, and of several blocks at one place the newest that something was written to by then, or else
+    that nothing was seen to be written to.
+    """
+    small, large = _Outside(_SMALL), _Outside(1 << 62)
+    clear = (region >= 0) & asked["writes"]
+    clear[list(several)] &= asked["what"][list(several)] == _DESTINATION
+    written, first = np.unique(region[clear], return_index=True)
+    since = dict(zip(written.tolist(), np.flatnonzero(clear)[first].tolist(), strict=True))
+    open_ones = np.union1d(np.flatnonzero(region < 0), np.array(list(several), np.int64))
+    questions = asked[["address", "nbytes", "what", "writes"]][open_ones].tolist()
+    for at, (address, nbytes, what, writes) in zip(open_ones.tolist(), questions, strict=True):
+        if at in several:
+            if what == _DESTINATION:
+                continue
+            choice = several[at]
+            region[at] = min(choice, key=lambda number: 1 if number not in since else 0 if since[number] < at else 2)
+            if writes:
+                since[int(region[at])] = min(since.get(int(region[at]), at), at)
+            continue
+        end = address + nbytes
+        known = small.find(address, end)
+        if known is None:
+            known = large.find(address, end)
+        if known is None and what == _SEEN:
+            known = len(regions)
+            regions.append(Region(known, address, nbytes))
+            (small if nbytes <= _SMALL else large).add(address, end, known)
+        if known is not None:
+            region[at] = known
+
+
+def _sightings(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> dict[int, list[Sighting]]:
     seen = trace.seen
-    order_of_span = np.searchsorted(trace.spans["id"], seen["span"]) if len(trace.spans) else np.zeros(0, np.int64)
-    when = (
-        np.where(seen["role"] == OUTPUT, trace.spans["exit"][order_of_span], trace.spans["enter"][order_of_span])
-        if len(seen)
-        else np.zeros(0, np.uint64)
-    )
+    of_row = np.full(len(seen), -1, np.int64)
+    about = asked["what"] == _SEEN
+    of_row[asked["row"][about]] = region[about]
+    result: dict[int, list[Sighting]] = {}
+    for (span, role, contiguous, address, extent, nbytes), found in zip(seen.tolist(), of_row.tolist(), strict=True):
+        sighting = Sighting(role, found if found >= 0 else None, address, nbytes, extent, bool(contiguous))
+        result.setdefault(span, []).append(sighting)
+    return result
 
-    sequence = np.concatenate([next_mark, when, blocks.enter[interesting], rows["sequence"]])
-    phase = np.repeat(
-        np.array([_DIES, _SEEN, _BORN, _MOVES], np.uint8), [len(interesting), len(seen), len(interesting), len(rows)]
-    )
-    index = np.concatenate([interesting, np.arange(len(seen)), interesting, np.arange(len(rows))])
-    order = np.lexsort((np.arange(len(phase)), phase, sequence))
-    order = order[sequence[order] < np.iinfo(np.uint64).max]
 
-    spans = spans_of(rows["sequence"], rows["thread"], marks).tolist()
-    address, size = blocks.address.tolist(), blocks.size.tolist()
-    member = region_of_row.tolist()
-    seen_rows, move_rows = seen.tolist(), rows.tolist()
-    live, outside = _Blocks(), _Blocks()
-    sightings: dict[int, list[Sighting]] = {}
-    moves: list[Move] = []
-
-    def find(where: int, nbytes: int, *, reading: bool) -> int | None:
-        found = live.find(where, nbytes) or outside.find(where, nbytes)
-        if not found:
-            return None
-        if reading and len(found) > 1:
-            return next((region for region in found if regions[region].written), found[0])
-        return found[0]
-
-    for kind, at in zip(phase[order].tolist(), index[order].tolist(), strict=True):
-        if kind == _BORN:
-            live.add(address[at], address[at] + size[at], member[at])
-        elif kind == _DIES:
-            live.remove(address[at], address[at] + size[at], member[at])
-        elif kind == _SEEN:
-            span, role, contiguous, where, extent, nbytes = seen_rows[at]
-            if extent < SMALLEST:
-                region = None
-            else:
-                region = find(where, extent, reading=True)
-                if region is None:
-                    region = len(regions)
-                    regions.append(Region(region, where, extent, span=0, written=True))
-                    outside.add(where, where + extent, region)
-                elif role != OUTPUT or nbytes:
-                    regions[region].written = True
-            sightings.setdefault(span, []).append(Sighting(role, region, where, nbytes, extent, bool(contiguous)))
-        else:
-            number, thread, what, source, destination, nbytes, caller, count = move_rows[at]
-            into = find(destination, nbytes, reading=False) if what != 2 and count == 1 else None
-            out = find(source, nbytes, reading=True) if what != 1 and count == 1 else None
-            if into is not None:
-                regions[into].written = True
-            moves.append(Move(number, what, out, into, nbytes, caller, spans[at], thread, count, destination))
-    return Located(regions, region_of_row, sightings, moves)
+def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list[Move]:
+    rows = trace.transfers.rows
+    ends = np.full((2, len(rows)), -1, np.int64)
+    for side, what in enumerate((_SOURCE, _DESTINATION)):
+        about = asked["what"] == what
+        ends[side, asked["row"][about]] = region[about]
+    spans = spans_of(rows["sequence"], rows["thread"], trace.marks).tolist()
+    return [
+        Move(
+            number,
+            kind,
+            source if source >= 0 else None,
+            destination if destination >= 0 else None,
+            nbytes,
+            caller,
+            span,
+            thread,
+            count,
+            address,
+        )
+        for (number, thread, kind, _, address, nbytes, caller, count), span, source, destination in zip(
+            rows.tolist(), spans, *ends.tolist(), strict=True
+        )
+    ]
 
 
 def _threshold(trace: Trace) -> int:

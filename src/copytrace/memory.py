@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace.allocations import OWN_STACK
 from copytrace.model import Timeline
 from copytrace.naming import imports
+from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

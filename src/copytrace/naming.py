@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from copytrace.layers import CARRIERS, layer_of_module, layer_of_native, permalink
+from copytrace.layers import CARRIERS, IMPORT_MACHINERY, layer_of_module, layer_of_native, permalink
 from copytrace.model import Frame, SiteRef
 from copytrace.native import RUNTIME_CRATES, crate_of
 
@@ -73,7 +73,7 @@ def by_stack(stack: Sequence[Frame], library_layer: str = "") -> Name | None:
 
 def imports(frame: Frame) -> bool:
     """Whether a frame is at work on an import, or is copytrace's own: what it moves is never payload."""
-    return frame.file.startswith("<frozen importlib") or frame.layer == "copytrace"
+    return frame.file.startswith(IMPORT_MACHINERY) or frame.layer == "copytrace"
 
 
 def callers(stack: Iterable[Frame]) -> tuple[Frame, ...]:
@@ -211,10 +211,9 @@ class Namer:
 
     def _library(self, operation: int) -> str:
         """The native library at work in an operation, for frames of crates that several libraries are built from."""
-        votes = self._libraries.get(operation)
-        return votes.most_common(1)[0][0] if votes else ""
+        return self._libraries.get(operation, "")
 
-    def _count_libraries(self, edges: Sequence[Edge]) -> dict[int, Counter[str]]:
+    def _count_libraries(self, edges: Sequence[Edge]) -> dict[int, str]:
         votes: dict[int, Counter[str]] = {}
         for edge in edges:
             if edge.caller >= 0 and self.moved_by[edge.caller].layer:
@@ -227,7 +226,7 @@ class Namer:
                 layers[library] = layer_of_native("", "", f"_{library}") or layer_of_native("", "", library)
             if layers[library]:
                 probed.setdefault(span.operation, Counter())[layers[library]] += 1
-        return probed | votes
+        return {operation: counts.most_common(1)[0][0] for operation, counts in (probed | votes).items()}
 
 
 def site_frame(span: SpanView) -> Frame:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class SpanView:
     ended: int
     payload: int
     error: bool
+    is_metadata: bool
     operation: int = 0
     chain: int = 0
     children: list[int] = field(default_factory=list)
@@ -58,10 +61,6 @@ class SpanView:
     def by_hand(self) -> bool:
         """Whether it is a ``copytrace.operation``."""
         return self.site.name == "copytrace.operation"
-
-    @property
-    def is_metadata(self) -> bool:
-        return is_metadata(self.attributes)
 
 
 @dataclass(slots=True)
@@ -95,9 +94,10 @@ def group(trace: Trace) -> Operations:
     spans: dict[int, SpanView] = {}
     chains: dict[tuple[int, int, int], int] = {}
     about_callers = [number if _CALLERS & a.keys() else -1 for number, a in enumerate(trace.attributes)]
+    about_metadata = list(map(is_metadata, trace.attributes))
     for row in trace.spans.tolist():
         number, parent, site, attributes, thread, enter, leave, started, ended, payload, error = row
-        spans[number] = SpanView(
+        span = spans[number] = SpanView(
             number,
             parent,
             trace.sites[site],
@@ -109,26 +109,26 @@ def group(trace: Trace) -> Operations:
             ended,
             payload,
             bool(error),
+            about_metadata[attributes],
         )
         above = spans.get(parent)
         place = (above.chain if above else 0, site, about_callers[attributes])
-        spans[number].chain = chains.setdefault(place, len(chains) + 1)
-    for span in spans.values():
-        above = spans.get(span.parent)
+        span.chain = chains.setdefault(place, len(chains) + 1)
         if above is not None:
-            above.children.append(span.id)
+            above.children.append(number)
         if above is not None and above.operation:
             span.operation = above.operation
         elif span.site.kind == "operation":
-            span.operation = span.id
+            span.operation = number
     _adopt_lone_roots(spans)
-    seen: Counter[tuple[int, int]] = Counter()
-    for number, role, nbytes in zip(*(trace.seen[name].tolist() for name in ("span", "role", "nbytes")), strict=True):
-        seen[number, role] += nbytes
     members: dict[int, list[SpanView]] = {}
     for span in spans.values():
         if span.operation:
             members.setdefault(span.operation, []).append(span)
+    seen: Counter[tuple[int, int]] = Counter()
+    of_roots = trace.seen[np.isin(trace.seen["span"], np.array(list(members), np.uint64))]
+    for number, role, nbytes in of_roots[["span", "role", "nbytes"]].tolist():
+        seen[number, role] += nbytes
     return Operations(spans, {root: _operation(spans[root], inside, spans, seen) for root, inside in members.items()})
 
 

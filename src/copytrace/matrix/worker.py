@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import copytrace
-from copytrace.allocations import OWN_STACK
 from copytrace.matrix.drivers import DRIVERS
+from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
     from copytrace.model import Trace
