@@ -13,6 +13,7 @@ import numpy as np
 from copytrace import flow, inference, lookup, operations, transforms
 from copytrace.answerable import answered_for
 from copytrace.collecting import no_collection
+from copytrace.environment import released
 from copytrace.layers import project_of
 from copytrace.memory import Memory
 from copytrace.model import (
@@ -97,7 +98,7 @@ class _Attribution:
         self.ops = ops
         self.located = located
         self.flow = moved
-        self.versions: Mapping[str, str] = trace.environment.get("packages", {})
+        self.versions = released(trace.environment)
         self.namer = Namer(trace, ops, located, moved.edges)
         self.memory = Memory(trace, ops, located, moved)
         self.used: set[int] = set()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PACKAGES = (
     *(
@@ -41,8 +44,11 @@ _ALWAYS = {"copytrace", "memray", "numpy"}
 
 
 def describe() -> dict[str, Any]:
-    """Python, platform and the versions of the array libraries that are imported."""
+    """Python, platform and the versions of the array libraries that are imported; ``from_source`` are those that were
+    not installed from a package index (PEP 610).
+    """
     packages = {}
+    sources = []
     installers = set()
     for name in PACKAGES:
         if name in _ALWAYS or name in sys.modules:
@@ -50,6 +56,8 @@ def describe() -> dict[str, Any]:
                 found = metadata.distribution(name)
                 packages[name] = found.version
                 installers.add((found.read_text("INSTALLER") or "").strip())
+                if found.read_text("direct_url.json"):
+                    sources.append(name)
             except metadata.PackageNotFoundError:
                 continue
     libc = "-".join(part for part in platform.libc_ver() if part)
@@ -59,4 +67,17 @@ def describe() -> dict[str, Any]:
         "platform": "-".join(part for part in (platform.system(), platform.machine(), libc) if part),
         "installer": ", ".join(sorted(installers - {""})) or "unknown",
         "packages": packages,
+        "from_source": sources,
+    }
+
+
+def released(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The versions of those packages that came from a package index: what is installed is what was released.
+
+    Packages that were installed from a directory, a repository or a file of one's own may hold anything.
+    """
+    return {
+        name: version
+        for name, version in environment.get("packages", {}).items()
+        if name not in environment.get("from_source", ())
     }

@@ -51,7 +51,7 @@ def render(report: ReportData, by: str) -> str:
     for room in _ROOMS:
         lines = [f"**{wording.headline(report, code)}**", "", *sections[by](report, room), *_unseen(report, room)]
         if room.details:
-            lines += [*_environment(report.environment), *_reproducer(report.environment), *_stacks(report, room)]
+            lines += [*_environment(report), *_reproducer(report.environment), *_stacks(report, room)]
         if length(lines) <= LIMIT:
             break
     while length(lines) > LIMIT:
@@ -288,14 +288,9 @@ def _folded(title: str, lines: Sequence[str]) -> list[str]:
     return ["<details>", f"<summary>{title}</summary>", "", *lines, "", "</details>", ""]
 
 
-def _environment(environment: Mapping[str, Any]) -> list[str]:
-    packages = environment.get("packages")
-    versions = packages if isinstance(packages, dict) else {}
-    rows = [[key, str(value)] for key, value in environment.items() if isinstance(value, str | int | float | bool)]
-    rows += [[name, str(version)] for name, version in versions.items()]
-    return _folded(
-        "Environment", table({"what": "left", "version": "left"}, ([code(key), code(value)] for key, value in rows))
-    )
+def _environment(report: ReportData) -> list[str]:
+    rows = ([code(key), code(value)] for key, value in wording.versions(report))
+    return _folded("Environment", table({"what": "left", "version": "left"}, rows))
 
 
 def _reproducer(environment: Mapping[str, Any]) -> list[str]:

@@ -305,6 +305,17 @@ def _probes(coverage: Coverage) -> list[str]:
     return lines
 
 
+def versions(report: ReportData) -> list[tuple[str, str]]:
+    """Python, platform and packages with their versions, and which packages did not come from a package index."""
+    environment = report.environment
+    packages = environment.get("packages")
+    told = [(key, str(value)) for key, value in environment.items() if isinstance(value, str | int | float | bool)]
+    own = environment.get("from_source") or ()
+    for name, version in packages.items() if isinstance(packages, dict) else ():
+        told.append((str(name), f"{version}, not from a package index" if name in own else str(version)))
+    return told
+
+
 def next_command(report: ReportData, by: str, file: str) -> str:
     """The command that serves a reader of this report best, with what it is for."""
     if not report.paths:
