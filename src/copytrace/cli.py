@@ -384,11 +384,22 @@ def export(
 
 
 @app.command(help="Show what can be seen here: every probe and site, and why not.")
-def doctor() -> None:
+def doctor(
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 when a site is gone from an installed library.")
+    ] = False,
+) -> None:
     from copytrace import doctor as examination
+    from copytrace.reports.wording import plain, plural
 
     found = examination.examine()
     _deliver(lambda width, color: examination.to_text(found, width, color), None, False)
+    gone = examination.vanished(found) if strict else []
+    for line in gone:
+        print(plain(line))
+    if gone:
+        _say(f"{plural(len(gone), 'site')} of installed libraries cannot be seen")
+        raise typer.Exit(1)
 
 
 @app.command(help="Trace a few writes and reads of an array on a temporary directory and show the report.")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from copytrace.probes import targets_of
 from copytrace.reports import wording
 from copytrace.reports.text import Page
+from copytrace.successors import successor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,18 +26,44 @@ def examine() -> ReportData:
     with session(label="doctor", memray=False, transfers=False) as first:
         pass
     for probe in first.report.coverage.probes:
-        _import(probe.library)
+        _import(probe.library.replace("-", "_"))
+        for module in _modules(probe.name):
+            _import(module)
     with session(label="doctor") as second:
         pass
     return second.report
 
 
-def _import(library: str) -> None:
-    """Import a distribution's package; that it cannot be imported is for its probe to say."""
-    try:
-        import_module(library.replace("-", "_"))
-    except Exception:
-        return
+def _import(module: str) -> None:
+    """Import a module; that it cannot be imported is for its probe to say."""
+    with suppress(Exception):
+        import_module(module)
+
+
+def _modules(probe: str) -> list[str]:
+    """The modules that a probe's sites lie in."""
+    return sorted({target.partition(":")[0] for targets in targets_of(probe).values() for target in targets})
+
+
+def vanished(report: ReportData) -> list[str]:
+    """A line for each site that the installed version of its library should have and has not, with what may have taken
+    its place where that can be told, and for each that is there and cannot be probed.
+    """
+    told = []
+    for probe in report.coverage.probes:
+        known = targets_of(probe.name)
+        for site in probe.sites:
+            name, reason = str(site["name"]), str(site.get("reason", ""))
+            if site.get("status") == "missing":
+                found = next(filter(None, map(successor, known.get(name, ()))), "")
+                told.append(
+                    f"{reason}; {f'{found} may have taken its place' if found else 'what replaced it is unknown'}"
+                )
+            elif site.get("status") == "failed":
+                told.append(f"{name} cannot be probed: {reason}")
+        if probe.status == "failed" and not probe.sites:
+            told.append(f"the probe {probe.name} cannot be used: {probe.reason}")
+    return told
 
 
 def to_text(report: ReportData, width: int = 80, color: bool = False) -> str:

@@ -208,6 +208,8 @@ class Recorder:
         if self._lock.acquire(blocking=False):
             try:
                 self.flush()
+            except Exception as error:
+                self.failed(error, "the spool")
             finally:
                 self._lock.release()
 

@@ -74,6 +74,10 @@ class Attachment:
                 patch.remove()
             self._patches = {}
 
+    def after_fork(self) -> None:
+        """In a forked child, which goes on with what is attached: a thread that held the lock is not there."""
+        self._lock = threading.RLock()
+
     def statuses(self) -> tuple[ProbeStatus, ...]:
         """How each probe fares now."""
         with self._quietly():
@@ -133,7 +137,8 @@ class Attachment:
         found = find(sys.modules[module], path)
         base = vars(found[0]).get(found[1]) if found else None
         if not isinstance(base, type):
-            attached.rows[f"{_public(module)}.{path}"] = ("missing", f"{family.base} is not there")
+            reason = f"{attached.probe.library} {_version(attached.probe.library)} has no {family.base}"
+            attached.rows[f"{_public(module)}.{path}"] = ("missing", reason)
             return
 
         def attach(kind: type) -> None:
@@ -210,6 +215,18 @@ def attach_all(*, imports: bool = False) -> Attachment:
             with suppress(Exception):
                 importlib.import_module(probe.package)
     return Attachment(probes.values(), broken)
+
+
+def targets_of(name: str) -> dict[str, tuple[str, ...]]:
+    """Of the probe ``name``: the name of a site or family that is not there -> where it is looked for."""
+    found: dict[str, tuple[str, ...]] = {}
+    for probe in (*_builtin(), *_shipped()[0]):
+        if probe.name == name:
+            found |= {each: site.targets for site in probe.sites for each in (site.name, site.targets[0])}
+            for family in probe.families:
+                module, _, path = family.base.partition(":")
+                found |= dict.fromkeys((family.base, f"{_public(module)}.{path}"), (family.base,))
+    return found
 
 
 def _concerns(probe: Probe) -> bool:
