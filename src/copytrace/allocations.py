@@ -8,10 +8,9 @@ that are alive and those of :data:`SMALLEST` bytes and more that were.
 
 from __future__ import annotations
 
-import gc
 from contextlib import ExitStack
 from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ from copytrace.collecting import no_collection
 from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -31,10 +30,7 @@ SMALLEST = 512
 
 FREE, MALLOC, REALLOC, MUNMAP = 5, 6, 7, 15
 _FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_stack_id")
-_PLACES = itemgetter(0, 1, 2, 3, 4, 6)
-_WIDTH = 8
-_BATCH = 1 << 11
-_BATCHES = 1 << 5
+_BATCH = 1 << 16
 _MMAP_THRESHOLD = 128 << 10
 
 _LIFE_DTYPE = np.dtype(
@@ -134,35 +130,63 @@ def _take(taken: _Taken, segment: Segment, number: int, readers: ExitStack) -> N
     from memray import FileReader
 
     reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
-    taken.begin(number, segment)
     records = iter(reader.get_allocation_records())
-    batches = (taken.columns(batch) for batch in iter(lambda: list(islice(records, _BATCH)), []))
-    while block := list(islice(batches, _BATCHES)):
-        taken.add(np.concatenate(block))
+    first = list(islice(records, 1))
+    rows_of = _row_taker(first)
+    records = chain(first, records)
+    known: dict[int, int] = {}
+    taken.begin(number, segment)
+    while len(rows := rows_of(records, known, taken.kept)):
+        taken.add(rows)
 
 
-def _rows(batch: list[Any]) -> NDArray[np.int64]:
-    """The fields of records, shape (n, 6).
+type _RowTaker = Callable[[Iterator[Any], dict[int, int], list[Any]], NDArray[np.int64]]
+"""Takes the next records as rows: thread, address, size, allocator, and the number of the stack of what may be kept,
+from 1. ``known`` has the stacks of this capture; of each new one the record is put into ``kept``.
+"""
 
-    memray keeps a record in one tuple: reading that whole takes two thirds of the time of asking for six attributes.
-    """
-    held = gc.get_referents(*batch)[::2]
-    if all(
-        type(row) is tuple and len(row) == _WIDTH and _PLACES(row) == _FIELDS(record)
-        for row, record in ((held[0], batch[0]), (held[-1], batch[-1]))
-    ):
-        flat = np.fromiter(chain.from_iterable(held), np.int64, _WIDTH * len(batch))
-        return flat.reshape(-1, _WIDTH)[:, _PLACES(range(_WIDTH))]
-    return np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.int64, 6 * len(batch)).reshape(-1, 6)
+
+def _row_taker(records: Sequence[Any]) -> _RowTaker:
+    """The extension where memray holds ``records`` as it expects, in half the time."""
+    try:
+        from copytrace._rows import take
+    except ImportError:
+        return _take_rows
+
+    def take_rows(records: Iterator[Any], known: dict[int, int], kept: list[Any]) -> NDArray[np.int64]:
+        return np.frombuffer(take(records, _BATCH, SMALLEST, known, kept), np.int64).reshape(-1, 5)
+
+    try:
+        same = all(np.array_equal(take_rows(iter([r]), {}, []), _take_rows(iter([r]), {}, [])) for r in records)
+    except TypeError:
+        same = False
+    return take_rows if same else _take_rows
+
+
+def _take_rows(records: Iterator[Any], known: dict[int, int], kept: list[Any]) -> NDArray[np.int64]:
+    batch = list(islice(records, _BATCH))
+    rows = np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.int64, 6 * len(batch)).reshape(-1, 6)
+    keys = rows[:, 4] << 32 | rows[:, 5]
+    rows[:, 4] = 0
+    told = np.flatnonzero((rows[:, 2] >= SMALLEST) & ~_is_end(rows[:, 3]))
+    distinct, first, inverse = np.unique(keys[told], return_index=True, return_inverse=True)
+    for key, at in zip(distinct.tolist(), told[first].tolist(), strict=True):
+        if key not in known:
+            kept.append(batch[at])
+            known[key] = len(kept)
+    rows[told, 4] = np.array([known[key] for key in distinct.tolist()], np.int64)[inverse]
+    return rows[:, :5]
 
 
 class _Taken:
-    """What was taken in so far. A column of a block: thread, address, size, allocator, stack."""
+    """What was taken in so far."""
 
     def __init__(self, marks: NDArray[Any]) -> None:
         self.marks = marks
-        self.records: list[tuple[Any, bool]] = []
-        """One with each stack, and whether it may have native frames."""
+        self.kept: list[Any] = []
+        """One record with each stack."""
+        self.begins: list[tuple[int, bool]] = []
+        """How many of those there were when a capture began, and whether it has native frames."""
         self.count = 0
         self.ended: list[NDArray[Any]] = []
         self.alive = np.zeros(0, _LIFE_DTYPE)
@@ -174,28 +198,13 @@ class _Taken:
     def begin(self, number: int, segment: Segment) -> None:
         """Begin with the next capture."""
         self.thread_base = number << 32
-        self.native = segment.native
         self.following = segment.first_mark
-        self.known: dict[int, int] = {}
-
-    def columns(self, batch: list[Any]) -> NDArray[np.int64]:
-        """Records as columns; of each new stack one record is kept."""
-        rows = _rows(batch)
-        rows[:, 0] += self.thread_base
-        keys = rows[:, 4] << 32 | rows[:, 5]
-        rows[:, 4] = 0
-        told = np.flatnonzero((rows[:, 2] >= SMALLEST) & ~_is_end(rows[:, 3]))
-        distinct, first, inverse = np.unique(keys[told], return_index=True, return_inverse=True)
-        for key, at in zip(distinct.tolist(), told[first].tolist(), strict=True):
-            if key not in self.known:
-                self.records.append((batch[at], self.native))
-                self.known[key] = len(self.records)
-        rows[told, 4] = np.array([self.known[key] for key in distinct.tolist()], np.int64)[inverse]
-        return rows[:, :5]
+        self.begins.append((len(self.kept), segment.native))
 
     def add(self, rows: NDArray[np.int64]) -> None:
         """Take in the next records."""
         thread, address, size, allocator, stack = (np.ascontiguousarray(rows[:, i]) for i in range(5))
+        thread = thread + self.thread_base
         position, sequence = self._sequence(thread, size, allocator)
         known = len(self.alive)
         following = _following(np.concatenate([self.alive["address"].astype(np.int64), address]))
@@ -282,9 +291,16 @@ class _Taken:
             stack=stack,
             previous=previous,
             moved=np.ascontiguousarray(lives["moved"]),
-            stacks=stacks.resolve(self.records, stack, size, span),
+            stacks=stacks.resolve(self.kept, self._natives(), stack, size, span),
             records=self.count,
         )
+
+    def _natives(self) -> NDArray[np.bool_]:
+        """Whether the capture of each kept record has native frames."""
+        native = np.zeros(len(self.kept), bool)
+        for first, of_capture in self.begins:
+            native[first:] = of_capture
+        return native
 
 
 def _is_end(allocator: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -32,10 +32,14 @@ OWN_STACK = (Frame("copytrace", "copytrace", 0, layer="copytrace"),)
 
 
 def resolve(
-    records: Sequence[tuple[Any, bool]], stack: NDArray[np.uint32], size: NDArray[np.uint64], span: NDArray[np.uint64]
+    records: Sequence[Any],
+    native: NDArray[np.bool_],
+    stack: NDArray[np.uint32],
+    size: NDArray[np.uint64],
+    span: NDArray[np.uint64],
 ) -> tuple[tuple[Frame, ...], ...]:
     """The stacks of allocations whose ``stack`` counts ``records`` from 1: of what may be payload, as it was allocated
-    inside a span or much of it. Each record comes with whether its capture has native frames.
+    inside a span or much of it. ``native``: whether the capture of each record has native frames.
 
     Resolving native frames takes up to a millisecond a stack and a fifth of a second for the first of a library, and
     importing one inside a span makes tens of thousands of stacks: only those that most was allocated on are resolved,
@@ -48,11 +52,12 @@ def resolve(
     wanted[largest[_MOST:]] = False
     with_native = np.zeros(count, bool)
     with_native[largest[:_MOST_NATIVE]] = True
+    with_native[1:] &= native
     return (
         (),
         *(
-            _frames(record, native and bool(with_native[number]), total[number]) if wanted[number] else UNRESOLVED
-            for number, (record, native) in enumerate(records, 1)
+            _frames(record, bool(with_native[number]), total[number]) if wanted[number] else UNRESOLVED
+            for number, record in enumerate(records, 1)
         ),
     )
 

@@ -1,0 +1,123 @@
+"""Reading captures: by the block, with the extension and without, and several captures in a row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import copytrace
+from copytrace import allocations, transfers
+from copytrace.allocations import SMALLEST, Segment, match_marks
+from copytrace.model import MARK_PERIOD
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from copytrace.model import Allocations
+
+COLUMNS = ("address", "size", "born", "died", "enter", "leave", "span", "thread", "previous", "moved")
+
+
+def read(spool: Path) -> Allocations:
+    facts = json.loads((spool / "session.json").read_text())
+    segments = [Segment(spool / name, first, native) for name, first, native in facts["segments"]]
+    found, notes = allocations.read(segments, transfers.read(spool)[1])
+    assert notes == []
+    return found
+
+
+def same(one: Allocations, other: Allocations) -> bool:
+    return (
+        all(np.array_equal(getattr(one, name), getattr(other, name)) for name in COLUMNS)
+        and [one.stacks[number] for number in one.stack] == [other.stacks[number] for number in other.stack]
+        and one.records == other.records
+    )
+
+
+@pytest.fixture(scope="module")
+def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a session leaves that grew a bytearray, kept blocks over two captures and named an operation."""
+    path = tmp_path_factory.mktemp("captured") / "spool"
+    kept = []
+    with copytrace.session(spool=path):
+        grown = bytearray()
+        with copytrace.operation("grow", payload_bytes=300_007):
+            while len(grown) < 300_007:
+                grown += b"x" * 1_013
+        kept += [bytearray(40_009 + number) for number in range(300)]
+        with copytrace.session():
+            kept += [bytearray(70_001)]
+        del kept[::2]
+    assert len(list(path.glob("memray-*.bin"))) == 2
+    return path
+
+
+@pytest.mark.parametrize("batch", [2, 7, 1000])
+def test_where_blocks_of_records_end_makes_no_difference(
+    spool: Path, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = read(spool)
+    assert whole.records > 2_000
+    monkeypatch.setattr(allocations, "_BATCH", batch)
+    assert same(read(spool), whole)
+
+
+def test_without_the_extension_the_same_is_read(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_it = read(spool)
+    monkeypatch.setitem(sys.modules, "copytrace._rows", None)
+    assert same(read(spool), with_it)
+
+
+def test_the_extension_refuses_records_of_another_shape() -> None:
+    take = pytest.importorskip("copytrace._rows").take
+    for record in ((1, 2, 3), [1] * 8, object()):
+        with pytest.raises(TypeError, match="tuple of eight"):
+            take(iter([record]), 1, SMALLEST, {}, [])
+    with pytest.raises(TypeError):
+        take([], 1, SMALLEST, {}, [])
+    with pytest.raises(TypeError):
+        take(iter([]), -1, SMALLEST, {}, [])
+    assert take(iter([]), 5, SMALLEST, {}, []) == b""
+
+
+def test_a_growing_block_is_one_chain(spool: Path) -> None:
+    found = read(spool)
+    last = int(np.flatnonzero((found.size >= 300_007) & (found.size < 400_000))[0])
+    chain = [last]
+    while (before := int(found.previous[chain[-1]])) >= 0:
+        assert found.died[before] == found.born[chain[-1]] - 1
+        assert found.size[before] < found.size[chain[-1]]
+        chain.append(before)
+    assert len(chain) > 20
+    assert found.size[chain[-1]] < 4_096
+
+
+def test_blocks_of_one_capture_that_end_in_the_next(spool: Path) -> None:
+    found = read(spool)
+    sizes = [int(np.flatnonzero(found.size == 40_009 + number + 1)[0]) for number in range(300)]
+    ended = found.died[sizes] < found.records
+    assert ended.tolist() == [number % 2 == 0 for number in range(300)]
+
+
+@pytest.mark.parametrize(
+    ("residues", "following", "total", "marks"),
+    [
+        ([], 0, 10, []),
+        ([0, 1, 2], 0, 3, [(0, 0), (1, 1), (2, 2)]),
+        ([0, 500, 1, 2], 0, 3, [(0, 0), (2, 1), (3, 2)]),
+        ([7, 7, 0, 1], 0, 2, [(2, 0), (3, 1)]),
+        ([0, 1, 2, 3], 0, 2, [(0, 0), (1, 1)]),
+        ([MARK_PERIOD - 1, 0], MARK_PERIOD - 1, MARK_PERIOD + 1, [(0, MARK_PERIOD - 1), (1, MARK_PERIOD)]),
+        ([3], 5, 9, []),
+        ([0], 1, 1, []),
+    ],
+)
+def test_marks_among_blocks_of_their_size(
+    residues: list[int], following: int, total: int, marks: list[tuple[int, int]]
+) -> None:
+    position, index = match_marks(np.array(residues, np.int64), following, total)
+    assert list(zip(position.tolist(), index.tolist(), strict=True)) == marks
