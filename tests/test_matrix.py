@@ -13,7 +13,7 @@ from copytrace.errors import CopytraceError
 from copytrace.matrix import runner, tables
 from copytrace.matrix.configurations import TABLES, select
 from copytrace.matrix.drivers import DRIVERS
-from copytrace.matrix.results import Copied, Figures, Held, Results, figures, fingerprint, key_of
+from copytrace.matrix.results import Copied, Held, Results, failed, figures, fingerprint, key_of
 from copytrace.matrix.runner import Matrix, shape_of
 
 if TYPE_CHECKING:
@@ -23,9 +23,24 @@ SIZE = 1_000_000
 
 
 def _report(direction: str = "write", *, extra: int = SIZE) -> dict[str, Any]:
-    site = {"function": "numcodecs.zstd.compress", "file": "", "line": 0, "url": ""}
-    step = {"kind": "encode", "layer": "numcodecs", "site": site, "ratio": 0.89}
-    flush = {"kind": "flush", "layer": "zarr.storage", "site": site, "ratio": 0.89}
+    site = {"function": "numcodecs.zstd.compress", "file": "numcodecs/zstd.pyx", "line": 7, "url": ""}
+    callers = [{"function": f"zarr.codecs.{name}", "file": "", "line": 0, "url": ""} for name in "abcdef"]
+    step = {
+        "kind": "encode",
+        "layer": "numcodecs",
+        "site": site,
+        "called_from": callers,
+        "count": 1,
+        "bytes": SIZE * 89 // 100,
+        "avoidable_bytes": 0,
+        "at_peak_bytes": extra * 3 // 4,
+        "evidence": "pointer",
+        "remedy": "",
+        "remedy_url": "",
+        "ratio": 0.89,
+    }
+    small = {**step, "kind": "copy", "ratio": 0.009}
+    flush = {**step, "kind": "flush", "layer": "zarr.storage"}
     buffers = [
         {"role": "extra", "layer": "numcodecs", "site": site, "peak_bytes": extra * 3 // 4},
         {"role": "temporary", "layer": "", "site": {"function": ""}, "peak_bytes": extra // 4},
@@ -39,9 +54,10 @@ def _report(direction: str = "write", *, extra: int = SIZE) -> dict[str, Any]:
         "extra_at_peak_bytes": extra,
         "best_achievable": 1,
         "buffers": buffers,
-        "steps": [step, flush],
+        "steps": [step, small, flush],
     }
-    return {"paths": [path], "environment": {"packages": {"zarr": "3.3.0", "numpy": "2.5.5", "pip": "1"}}}
+    packages = {"zarr": "3.3.0", "numpy": "2.5.5", "pip": "1"}
+    return {"paths": [path], "environment": {"python": "3.12.1", "packages": packages}}
 
 
 def test_every_row_has_a_driver_and_a_name_of_its_own() -> None:
@@ -55,7 +71,7 @@ def test_every_row_has_a_driver_and_a_name_of_its_own() -> None:
                 assert any("==" in requirement for requirement in row.requirements)
             else:
                 assert not any("==" in requirement for requirement in row.requirements)
-    assert len(names) >= 36
+    assert len(names) == 51
 
 
 def test_the_current_table_has_the_published_figures() -> None:
@@ -97,9 +113,18 @@ def test_figures_are_read_off_a_report() -> None:
     one = figures("row", "write", True, "mark", _report(), SIZE + 7)
     assert (one.copies, one.extra_at_peak, one.best, one.named, one.payload_bytes) == (0.89, 1.0, 1, 0.75, SIZE)
     assert one.process_at_peak == (SIZE + 7) / SIZE
-    assert one.held == (Held("numcodecs", "numcodecs.zstd.compress", 750_000), Held("", "", 250_000))
-    assert one.copied == (Copied("encode", "numcodecs", "numcodecs.zstd.compress", 0.89),)
-    assert one.versions == {"zarr": "3.3.0", "numpy": "2.5.5"}
+    assert one.held == (
+        Held("extra", "numcodecs", "numcodecs.zstd.compress", 750_000),
+        Held("temporary", "", "", 250_000),
+    )
+    callers = tuple(f"zarr.codecs.{name}" for name in "abcd")
+    assert one.copied == (
+        Copied(
+            *("encode", "numcodecs", "numcodecs.zstd.compress", "numcodecs/zstd.pyx:7", "", callers),
+            *(1, 890_000, 0, 750_000, "pointer", "", ""),
+        ),
+    )
+    assert one.versions == {"python": "3.12.1", "zarr": "3.3.0", "numpy": "2.5.5"}
     assert figures("row", "read", True, "mark", _report("read"), SIZE + 7).process_at_peak == 7 / SIZE
 
 
@@ -126,11 +151,21 @@ def test_results_are_kept_and_resumed(tmp_path: Path) -> None:
 
 def test_results_of_another_table_or_damaged_ones_are_refused(tmp_path: Path) -> None:
     Results(tmp_path, "current").add(figures("row", "write", True, "mark", _report(), SIZE))
-    with pytest.raises(CopytraceError, match=r"matrix\.json: holds table 'current'; choose another directory"):
+    (tmp_path / "current.json").rename(tmp_path / "s3.json")
+    with pytest.raises(CopytraceError, match=r"s3\.json: holds table 'current'; choose another directory"):
         Results(tmp_path, "s3")
-    (tmp_path / "matrix.json").write_text('{"schema": "copytrace.matrix/1", "table": "current", "figures": [{}]}')
-    with pytest.raises(CopytraceError, match=r"matrix\.json: damaged \(KeyError\); remove it to begin anew"):
-        Results(tmp_path, "current")
+    (tmp_path / "s3.json").write_text('{"schema": "copytrace.matrix/1", "table": "s3", "figures": [{}]}')
+    with pytest.raises(CopytraceError, match=r"s3\.json: damaged \(KeyError\); remove it to begin anew"):
+        Results(tmp_path, "s3")
+
+
+def test_results_are_a_run_a_line(tmp_path: Path) -> None:
+    results = Results(tmp_path, "current")
+    for stage in ("write", "read"):
+        results.add(figures("row", stage, True, "mark", _report(stage), SIZE))
+    lines = (tmp_path / "current.json").read_text().splitlines()
+    assert len(lines) == 4
+    assert [json.loads(line.removesuffix(","))["stage"] for line in lines[1:3]] == ["write", "read"]
 
 
 def test_a_fingerprint_changes_with_the_row_the_size_and_the_day() -> None:
@@ -150,15 +185,17 @@ def test_markdown_has_the_form_of_the_published_table() -> None:
     best = replace(
         figures(row.name, "write", True, "m", _report(), SIZE), versions={"zarr": "3.3.0", "numcodecs": "0.17.1"}
     )
-    worse = replace(best, compressed=False, best=0, process_at_peak=0.53, copies=2.0)
-    broken = Figures(row.name, "read", False, "m", 0, 0.0, 0.0, 0.0, 0, None, (), (), {}, "no space left")
+    worse = replace(best, compressed=False, best=0, extra_at_peak=0.53, copies=2.0)
+    broken = failed(row.name, "read", False, "m", "no space left")
     text = tables.render([row], {one.key: one for one in (best, worse, broken)}, "current")
     cells = "1 (0.530; published 0) | 2.00 | **1** (1.000; published 1) | **0.89**"
-    line = f"| local | LocalStore | zarr 3.3.0, numcodecs 0.17.1 | {cells} |"
+    line = f"| local | LocalStore | zarr 3.3.0, numcodecs 0.17.1 | 3 | {cells} |"
     assert line in text.splitlines()
-    assert "| local | LocalStore |  | failed | failed | - | - |" in text.splitlines()
+    assert "| local | LocalStore |  | 3 | failed | failed | - | - |" in text.splitlines()
     assert "- read, uncompressed: failed: no space left" in text
-    assert "0.89 encode by numcodecs `numcodecs.zstd.compress`. Held at peak: 0.75 by numcodecs" in text
+    copied = "0.89 encode by numcodecs `zstd.compress`, called from `codecs.a`"
+    held = "0.75 by numcodecs `zstd.compress`; 0.25 by ? ?"
+    assert f"- write, compressed: {copied}. Held at peak: {held}." in text.splitlines()
 
 
 def test_a_row_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,12 +213,17 @@ def test_a_row_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeyp
     first = Matrix("current", tmp_path / "out", only="zarr-[lo]*", cache=tmp_path, tell=told.append)
     found = first.run()
     assert len(found) == 4 * len(first.rows)
-    assert [one.key for one in found if one.error] == ["zarr-local write uncompressed", "zarr-local write compressed"]
+    assert {one.row for one in found if one.error} == {"zarr-local"}
+    assert [one.error for one in found if one.row != "zarr-local"] == [""] * 4 * (len(first.rows) - 1)
+    assert [one.error for one in found[2:4]] == ["nothing was written to read"] * 2
+    assert "zarr-local read uncompressed" not in ran
     assert any("failed: it broke" in line for line in told)
     ran.clear()
     Matrix("current", tmp_path / "out", only="zarr-[lo]*", cache=tmp_path).run()
-    assert set(ran) == {key_of("zarr-local", stage, flag) for stage in ("write", "read") for flag in (False, True)}
-    saved, markdown = first.save()
+    assert ran == [key_of("zarr-local", "write", flag) for flag in (False, True)]
+    (tmp_path / "out" / "current.md").unlink(missing_ok=True)
+    saved, markdown = Matrix("current", tmp_path / "out", only="zarr-local", cache=tmp_path).save()
+    assert "### zarr-obstore" in markdown.read_text()
     assert json.loads(saved.read_text())["table"] == "current"
     assert markdown.read_text().startswith("# Copies of an array by stack: current\n")
 
@@ -199,4 +241,10 @@ def test_a_row_runs_in_an_environment_of_its_own(tmp_path: Path) -> None:
     assert read.versions["zarr"] == "3.3.0"
     assert read.extra_at_peak == pytest.approx(1.0, abs=0.05)
     assert found["zarr-local write uncompressed"].copies == 0.0
-    assert (tmp_path / "out" / "zarr-local-read-uncompressed.copytrace").exists()
+    kept = tmp_path / "out" / "traces" / "current"
+    assert {file.name for file in kept.iterdir()} == {
+        f"zarr-local-{stage}-{setting}.{kind}"
+        for stage in ("write", "read")
+        for setting in ("compressed", "uncompressed")
+        for kind in ("copytrace", "json")
+    }

@@ -316,18 +316,19 @@ def check(
 
 @app.command(help="Compare two traces: which copies went, came, grew or moved.")
 def diff(
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The trace from before.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The trace from after.")],
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The trace, or the results of a matrix, from before.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The trace, or the results of a matrix, from after.")],
     format: FormatOption = Format.text,  # noqa: A002
     output: Output = None,
     force: Force = False,
     fail_on_new: Annotated[bool, typer.Option("--fail-on-new", help="Exit with 1 when copies came or grew.")] = False,
 ) -> None:
+    from copytrace.matrix.compare import load_pair
     from copytrace.reports import diff as comparison
 
     if format is Format.html:
         _misuse("a comparison is not written as HTML; --format is text, markdown or json")
-    found = comparison.compare(load_report(old), load_report(new))
+    found = comparison.compare(*(load_pair(old, new) or (load_report(old), load_report(new))))
     renderings: dict[Format, Callable[[int, bool], str]] = {
         Format.text: lambda width, color: comparison.to_text(found, width, color),
         Format.markdown: lambda *_: comparison.to_markdown(found),
@@ -424,14 +425,30 @@ def matrix(
     ] = "copytrace-matrix",
     only: Annotated[str, typer.Option("--only", metavar="GLOB", help="Only rows whose name matches.")] = "",
     size: Annotated[int, typer.Option("--size", metavar="BYTES", min=4, help="Of the array.")] = 100_000_000,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep a trace of each run there, too.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep trace and report of each run there, too.")] = False,
+    docs: Annotated[
+        str | None,
+        typer.Option(
+            "--docs", metavar="DIR", help="Run nothing; write results.md and findings.md of all results there."
+        ),
+    ] = None,
+    force: Force = False,
 ) -> None:
+    if docs is not None:
+        from copytrace.matrix import pages
+
+        for name in ("results.md", "findings.md"):
+            _refuse_to_overwrite(Path(docs, name), force)
+        written = pages.write(Path(output), Path(docs))
+        print(f"Wrote {written[0]} and {written[1]}")
+        return
     from copytrace.matrix.runner import Matrix
 
     run = Matrix(table, Path(output), only=only, nbytes=size, keep=keep, tell=_say_plainly)
     found = run.run()
     saved = run.save()
-    print(f"Saved {saved[0]} and {saved[1]}")
+    print(run.text())
+    _say_plainly(f"Saved {saved[0]} and {saved[1]}")
     raise typer.Exit(int(any(figure.error for figure in found)))
 
 

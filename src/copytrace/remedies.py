@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from copytrace.operations import compresses
 from copytrace.versions import covers
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class Remedy:
 
     It is made by ``layer`` in a function that matches one of the globs ``functions`` and, when given, is called from
     one that matches ``called_from``, on a path in ``direction`` (any when empty), in the ``versions`` of ``package`` (a
-    specifier as in :attr:`copytrace.Site.versions`). ``fixed_in`` is the first release without it, empty when there is
-    none yet.
+    specifier as in :attr:`copytrace.Site.versions`). ``compressed`` says whether the path's codecs must compress, None
+    that either will do. ``fixed_in`` is the first release without it, empty when there is none yet.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Remedy:
     kinds: frozenset[str] = frozenset({"copy", "join"})
     called_from: tuple[str, ...] = ()
     direction: str = ""
+    compressed: bool | None = None
     versions: str = ""
     fixed_in: str = ""
     reported: str = ""
@@ -81,8 +83,8 @@ REMEDIES = (
     Remedy(
         name="zarr-local-write",
         layer="zarr.storage",
-        functions=("*Buffer.to_bytes",),
-        called_from=("*_local._put", "*LocalStore.set*"),
+        functions=("*_local._put",),
+        called_from=("*LocalStore.set*",),
         package="zarr",
         direction="write",
         versions=">=3.0,<3.0.7",
@@ -123,15 +125,39 @@ REMEDIES = (
         advice="FSMap turns arrays into bytes before it pipes them; zarr 3 with ObjectStore and obstore does not",
     ),
     Remedy(
+        name="zarr-shard-append",
+        layer="zarr.buffer",
+        functions=("*Buffer.__add__",),
+        package="zarr",
+        direction="write",
+        versions=">=3.0,<3.1.4",
+        fixed_in="3.1.4",
+        reported="zarr-python#3560",
+        advice="upgrade zarr; a shard is then put together once, not copied anew for each of its chunks",
+    ),
+    Remedy(
         name="zarr-scatter",
         layer="zarr.buffer",
         functions=("*NDBuffer.__setitem__",),
         kinds=frozenset({"scatter"}),
         package="zarr",
         direction="read",
+        compressed=False,
         versions=">=3",
         reported="zarr-python#3429",
-        advice="chunks are read into memory of their own, then copied to their place; open upstream",
+        advice="stores cannot read into the result, so chunks are copied to their place; open upstream",
+    ),
+    Remedy(
+        name="zarr-scatter-decoded",
+        layer="zarr.buffer",
+        functions=("*NDBuffer.__setitem__",),
+        kinds=frozenset({"scatter"}),
+        package="zarr",
+        direction="read",
+        compressed=True,
+        versions=">=3",
+        reported="zarr-python#2904",
+        advice="codecs do not decode into the result, so chunks are copied to their place; open upstream",
     ),
     Remedy(
         name="numcodecs-slice",
@@ -157,7 +183,7 @@ REMEDIES = (
     Remedy(
         name="icechunk-read",
         layer="icechunk",
-        functions=("icechunk::asset_manager::*",),
+        functions=("icechunk::asset_manager::*", "*StreamReader as *::poll_read"),
         package="icechunk",
         direction="read",
         reported="icechunk#2345",
@@ -179,7 +205,7 @@ REMEDIES = (
         package="aiohttp",
         direction="write",
         versions=">=3.12.1",
-        advice="getbuffer() makes BytesIO copy the bytes that it shares; writing through obstore avoids it",
+        advice="getbuffer() makes BytesIO copy the bytes that it shares; write through obstore to avoid it",
     ),
     Remedy(
         name="aiohttp-stream-read",
@@ -209,6 +235,7 @@ def remedy(step: Step, path: Path, packages: Mapping[str, str]) -> Remedy | None
     Of several the first in :data:`REMEDIES`; one for other versions than the installed ones is none.
     """
     callers = [reference.function for reference in step.called_from]
+    compressed = compresses(path.codecs)
     return next(
         (
             known
@@ -216,6 +243,7 @@ def remedy(step: Step, path: Path, packages: Mapping[str, str]) -> Remedy | None
             if step.layer == known.layer
             and step.kind in known.kinds
             and known.direction in ("", path.direction)
+            and known.compressed in (None, compressed)
             and any(fnmatchcase(step.site.function, pattern) for pattern in known.functions)
             and (not known.called_from or any(fnmatchcase(c, p) for c in callers for p in known.called_from))
             and known.package in packages

@@ -35,8 +35,14 @@ class Configuration:
     writes: bool = True
     reads: bool = True
 
+    @property
+    def format(self) -> int:
+        """The Zarr format that is written."""
+        return 2 if self.driver.startswith("zarr2-") else 3
+
 
 _ZARR = ("zarr==3.3.0", "numcodecs[crc32c]==0.17.1")
+_ZARR342 = ("zarr==3.4.2", "numcodecs[crc32c]==0.17.1")
 _ZARR2 = ("zarr==2.18.7", "numcodecs==0.15.1", "fsspec")
 _ZARR306 = ("zarr==3.0.6", "numcodecs[crc32c]==0.15.1")
 _ZARR308 = ("zarr==3.0.8", "numcodecs[crc32c]==0.16.1")
@@ -95,27 +101,33 @@ _CURRENT = (
     _row("current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR, "obstore==0.11.0", name="zarr-obstore-0.11.0"),
     _row("current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR, "obstore==0.12.1", name="zarr-obstore-0.12.1"),
     _row("current", LOCAL, "icechunk", "zarr-icechunk", *_ZARR, "icechunk==2.3.0", name="zarr-icechunk-2.3.0"),
+    _row("current", LOCAL, "LocalStore", "zarr-local", *_ZARR342, name="zarr-3.4.2-local"),
     _row(
-        "current",
-        LOCAL,
-        "LocalStore",
-        "zarr-local",
-        "zarr==3.4.2",
-        "numcodecs[crc32c]==0.17.1",
-        name="zarr-3.4.2-local",
+        "current", LOCAL, "obstore LocalStore", "zarr-obstore", *_ZARR342, "obstore==0.12.1", name="zarr-3.4.2-obstore"
     ),
+    _row("current", LOCAL, "icechunk", "zarr-icechunk", *_ZARR342, "icechunk==2.3.0", name="zarr-3.4.2-icechunk"),
     _row("current", LOCAL, "LocalStore, zarrs pipeline", "zarrs-local", *_ZARR, "zarrs==0.2.3", name="zarrs-local"),
     _row(
-        *(
-            "current",
-            LOCAL,
-            "obstore LocalStore, zarrs pipeline",
-            "zarrs-obstore",
-            *_ZARR,
-            "zarrs==0.2.3",
-            "obstore==0.11.1",
-        ),
+        *("current", LOCAL, "obstore LocalStore, zarrs pipeline", "zarrs-obstore", *_ZARR, "zarrs==0.2.3"),
+        "obstore==0.12.1",
         name="zarrs-obstore",
+    ),
+    _row(
+        *("current", LOCAL, "zarrista, obstore LocalStore", "zarrista-obstore", "zarrista==0.1.0", "obstore==0.12.1"),
+        name="zarrista-obstore-0.12.1",
+    ),
+    _row(
+        *("current", LOCAL, "zarrista FilesystemStore, by chunks", "zarrista-local-chunks", "zarrista==0.1.0"),
+        name="zarrista-local-chunks",
+    ),
+    _row(
+        *("current", LOCAL, "zarrista, obstore LocalStore, by chunks", "zarrista-obstore-chunks", "zarrista==0.1.0"),
+        "obstore==0.12.1",
+        name="zarrista-obstore-chunks",
+    ),
+    _row(
+        *("current", LOCAL, "zarrista FilesystemStore, by index", "zarrista-local-index", "zarrista==0.1.0"),
+        name="zarrista-local-index",
     ),
 )
 
@@ -124,9 +136,11 @@ _S3_ZARR = (
     ("obstore", "obstore S3Store", "zarr-s3-obstore", ("obstore==0.12.1",)),
 )
 
+_SCHEMES = (("http", HTTP), ("https", HTTPS))
+
 _S3 = tuple(
-    _row("s3", filesystem, store, driver, *_ZARR, *extra, name=f"zarr-{short}-{filesystem.split()[1]}")
-    for filesystem in (HTTP, HTTPS)
+    _row("s3", filesystem, store, driver, *_ZARR, *extra, name=f"zarr-{short}-{scheme}")
+    for scheme, filesystem in _SCHEMES
     for short, store, driver, extra in _S3_ZARR
 )
 
@@ -166,30 +180,30 @@ def _legacy(period: str, before: str, obstore: str) -> tuple[Configuration, ...]
             published_write=(0, 1),
             published_read=(1, 2),
         ),
-        row(
-            "zarr-2.18.7-s3fs",
-            HTTP,
-            "s3fs",
-            "zarr2-s3fs",
-            *_ZARR2,
-            "s3fs",
-            published_write=(1, 2),
-            published_read=(2, 2),
+        *(
+            row(
+                *(f"zarr-2.18.7-s3fs-{scheme}", filesystem, "s3fs", "zarr2-s3fs", *_ZARR2, "s3fs"),
+                published_write=(1, 2),
+                published_read=(2, 2),
+            )
+            for scheme, filesystem in _SCHEMES
         ),
-        row(
-            "zarr-3.0.6-s3fs",
-            HTTP,
-            "s3fs",
-            "zarr-s3fs",
-            *_ZARR306,
-            "s3fs",
-            published_write=(1, 2),
-            published_read=(2, 2),
+        *(
+            row(
+                *(f"zarr-3.0.6-s3fs-{scheme}", filesystem, "s3fs", "zarr-s3fs", *_ZARR306, "s3fs"),
+                published_write=(1, 2),
+                published_read=(2, 2),
+            )
+            for scheme, filesystem in _SCHEMES
         ),
-        row(
-            *("zarr-3.0.8-s3-obstore", HTTP, "obstore S3Store", "zarr-s3-obstore", *_ZARR308, f"obstore=={obstore}"),
-            published_write=(0, 1),
-            published_read=(1, 2),
+        *(
+            row(
+                *(f"zarr-3.0.8-obstore-{scheme}", filesystem, "obstore S3Store", "zarr-s3-obstore", *_ZARR308),
+                f"obstore=={obstore}",
+                published_write=(0, 1),
+                published_read=(1, 2),
+            )
+            for scheme, filesystem in _SCHEMES
         ),
     )
 

@@ -121,17 +121,29 @@ if compressed:
 """
 _ZARRISTA_LOCAL = "from zarrista.store import FilesystemStore\nstore = FilesystemStore(path)\n"
 _ZARRISTA_OBSTORE = "import obstore.store\nstore = obstore.store.LocalStore(prefix=path, mkdir=True)\n"
-_AWAIT_WRITE = """
+
+
+def _awaited(write: str, read: str) -> tuple[str, str]:
+    """Source text that writes, and that defines how to read, with an ``AsyncArray``."""
+    return (
+        f"""
 async def write():
     array = await builder.create_async(store, "/a")
-    await array.store_array_subset(whole, data)
+    await array.{write}
 asyncio.run(write())
-"""
-_AWAIT_READ = """
+""",
+        f"""
 async def read(place):
     array = await AsyncArray.open(store, place)
-    return await array.retrieve_chunk([0] * len(shape))
-"""
+    return await array.{read}
+""",
+    )
+
+
+_SUBSET, _CHUNK = "store_array_subset(whole, data)", "retrieve_chunk([0] * len(shape))"
+_CHUNKS, _READ_SUBSET = "store_chunks(whole, data)", "retrieve_array_subset(whole)"
+_AWAIT_WRITE, _AWAIT_READ = _awaited(_SUBSET, _CHUNK)
+_AWAIT_CHUNKS, _AWAIT_SUBSET = _awaited(_CHUNKS, _READ_SUBSET)
 
 DRIVERS = {
     "zarr-local": Driver(_ZARR + _LOCAL, _ZARR_WRITE, _ZARR_READ),
@@ -151,11 +163,25 @@ DRIVERS = {
     "zarr2-s3fs": Driver(_ZARR2 + _ZARR2_S3FS, _ZARR2_WRITE, 'out = zarr.open_array(store, mode="r")[...]\n'),
     "zarrista-local": Driver(
         _ZARRISTA + _ZARRISTA_LOCAL,
-        _ZARRISTA_BUILD + 'builder.create(store, "/a").store_array_subset(whole, data)\n',
-        'out = Array.open(store, "/a").retrieve_chunk([0] * len(shape))\n',
+        _ZARRISTA_BUILD + f'builder.create(store, "/a").{_SUBSET}\n',
+        f'out = Array.open(store, "/a").{_CHUNK}\n',
+    ),
+    "zarrista-local-chunks": Driver(
+        _ZARRISTA + _ZARRISTA_LOCAL,
+        _ZARRISTA_BUILD + f'builder.create(store, "/a").{_CHUNKS}\n',
+        f'out = Array.open(store, "/a").{_READ_SUBSET}\n',
+    ),
+    "zarrista-local-index": Driver(
+        _ZARRISTA + _ZARRISTA_LOCAL,
+        _ZARRISTA_BUILD + 'builder.create(store, "/a")[whole] = data\n',
+        'out = Array.open(store, "/a")[whole]\n',
     ),
     "zarrista-obstore": Driver(
         _ZARRISTA + _ZARRISTA_OBSTORE, _ZARRISTA_BUILD + _AWAIT_WRITE, _AWAIT_READ + 'out = asyncio.run(read("/a"))\n'
+    ),
+    "zarrista-obstore-chunks": Driver(
+        *(_ZARRISTA + _ZARRISTA_OBSTORE, _ZARRISTA_BUILD + _AWAIT_CHUNKS),
+        _AWAIT_SUBSET + 'out = asyncio.run(read("/a"))\n',
     ),
     "zarrista-icechunk": Driver(
         _ZARRISTA,

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     from copytrace.matrix.configurations import Configuration
 
 SCHEMA = "copytrace.matrix/1"
-_RECIPE = 2
+_RECIPE = 3
 """Changes when what a run does or how it is measured changes."""
+_SMALLEST = 0.01
+"""Share of the payload from which a copy or a buffer is kept."""
+_CALLERS = 4
+"""Callers of a copy that are kept."""
 _PACKAGES = (
     *("zarr", "numcodecs", "obstore", "icechunk", "zarrista", "zarrs", "fsspec", "s3fs", "aiobotocore", "aiohttp"),
     *("botocore", "numpy", "memray"),
@@ -27,8 +31,9 @@ _PACKAGES = (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An extra buffer or temporary at peak, in bytes."""
+    """An extra buffer or temporary at peak, in bytes. ``role`` is ``extra`` or ``temporary``."""
 
+    role: str
     layer: str
     function: str
     bytes: int
@@ -36,21 +41,32 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A step that copied. ``ratio`` is bytes over the payload."""
+    """A step that copied, as in :class:`copytrace.model.Step`. ``place`` is file and line, ``called_from`` functions,
+    innermost first.
+    """
 
     kind: str
     layer: str
     function: str
-    ratio: float
+    place: str
+    url: str
+    called_from: tuple[str, ...]
+    count: int
+    bytes: int
+    avoidable_bytes: int
+    at_peak_bytes: int
+    evidence: str
+    remedy: str
+    remedy_url: str
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """One write or read: ratios over the payload of ``payload_bytes``.
 
-    ``extra_at_peak`` is what the path held, ``process_at_peak`` what the process did (clients and their models too),
-    without the array itself: the latter is the figure of memray-array. ``named`` is the share of the extra bytes at
-    peak whose layer and function are known, None where less than a hundredth of the payload is held.
+    ``extra_at_peak`` is what the path held: the figure of memray-array. ``process_at_peak`` is what all of the process
+    did without the array itself, as a check. ``named`` is the share of the extra bytes at peak whose layer and function
+    are known, None where less than a hundredth of the payload is held. ``versions`` has Python's too.
     """
 
     row: str
@@ -76,7 +92,12 @@ class Figures:
 
 def key_of(row: str, stage: str, compressed: bool) -> str:
     """``zarr-local write compressed``."""
-    return f"{row} {stage} {'compressed' if compressed else 'uncompressed'}"
+    return f"{row} {stage} {setting_of(compressed)}"
+
+
+def setting_of(compressed: bool) -> str:
+    """``compressed`` or ``uncompressed``."""
+    return "compressed" if compressed else "uncompressed"
 
 
 def fingerprint(row: Configuration, shape: tuple[int, ...], stamp: str) -> str:
@@ -96,58 +117,73 @@ def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[s
     if not paths:
         return failed(row, stage, compressed, mark, "the report has no path in this direction")
     path = max(paths, key=lambda path: path["payload_bytes"])
-    kept = [b for b in path["buffers"] if b["role"] in ("extra", "temporary") and b["peak_bytes"]]
-    held = tuple(Held(b["layer"], b["site"]["function"], b["peak_bytes"]) for b in kept)
-    copied = tuple(
-        Copied(step["kind"], step["layer"], step["site"]["function"], step["ratio"])
-        for step in path["steps"]
-        if step["kind"] not in ("fetch", "flush") and step["ratio"]
-    )
-    whole = path["extra_at_peak_bytes"]
-    packages = report["environment"]["packages"]
+    payload, extra = path["payload_bytes"], path["extra_at_peak_bytes"]
+    held = _held(path)
+    environment = report["environment"]
+    packages = environment["packages"]
     return Figures(
         row=row,
         stage=stage,
         compressed=compressed,
         fingerprint=mark,
-        payload_bytes=path["payload_bytes"],
+        payload_bytes=payload,
         copies=path["copies"],
         extra_at_peak=path["extra_at_peak"],
-        process_at_peak=(peak_bytes - (path["payload_bytes"] if stage == "read" else 0)) / path["payload_bytes"],
+        process_at_peak=(peak_bytes - (payload if stage == "read" else 0)) / payload,
         best=path["best_achievable"],
-        named=sum(h.bytes for h in held if h.layer and h.function) / whole
-        if whole * 100 >= path["payload_bytes"]
+        named=round(sum(h.bytes for h in held if h.layer and h.function) / extra, 6)
+        if extra >= _SMALLEST * payload
         else None,
-        held=tuple(sorted(held, key=lambda h: -h.bytes)),
-        copied=copied,
-        versions={name: packages[name] for name in _PACKAGES if name in packages},
+        held=tuple(h for h in held if h.bytes >= _SMALLEST * payload),
+        copied=tuple(_copied(step) for step in path["steps"] if _is_copy(step) and step["ratio"] >= _SMALLEST),
+        versions={"python": environment["python"]} | {name: packages[name] for name in _PACKAGES if name in packages},
+    )
+
+
+def _held(path: Mapping[str, Any]) -> list[Held]:
+    """What was held at peak, added up by role, layer and function, the most first."""
+    together: dict[tuple[str, str, str], int] = {}
+    for buffer in path["buffers"]:
+        if buffer["role"] in ("extra", "temporary") and buffer["peak_bytes"]:
+            key = (buffer["role"], buffer["layer"], buffer["site"]["function"])
+            together[key] = together.get(key, 0) + buffer["peak_bytes"]
+    return sorted((Held(*key, nbytes) for key, nbytes in together.items()), key=lambda h: (-h.bytes, h.function))
+
+
+def _is_copy(step: Mapping[str, Any]) -> bool:
+    return step["kind"] not in ("fetch", "flush") and bool(step["ratio"])
+
+
+def _copied(step: Mapping[str, Any]) -> Copied:
+    site = step["site"]
+    return Copied(
+        kind=step["kind"],
+        layer=step["layer"],
+        function=site["function"],
+        place=f"{site['file']}:{site['line']}" if site["file"] and site["line"] else site["file"],
+        url=site["url"],
+        called_from=tuple(caller["function"] for caller in step["called_from"][:_CALLERS]),
+        count=step["count"],
+        bytes=step["bytes"],
+        avoidable_bytes=step["avoidable_bytes"],
+        at_peak_bytes=step["at_peak_bytes"],
+        evidence=step["evidence"],
+        remedy=step["remedy"],
+        remedy_url=step["remedy_url"],
     )
 
 
 class Results:
-    """The figures found so far, written to ``matrix.json`` in a directory after each run."""
+    """The figures found so far of one table, written to ``TABLE.json`` in a directory after each run, a run a line."""
 
     def __init__(self, directory: Path, table: str) -> None:
-        self.path = directory / "matrix.json"
+        self.path = directory / f"{table}.json"
         self.table = table
         self.found: dict[str, Figures] = {}
         if self.path.exists():
-            self._load()
-
-    def _load(self) -> None:
-        try:
-            kept = json.loads(self.path.read_text())
-            if kept["schema"] != SCHEMA:
-                raise CopytraceError(f"{self.path}: is not of {SCHEMA}; choose another directory")
-            if kept["table"] != self.table:
-                raise CopytraceError(f"{self.path}: holds table {kept['table']!r}; choose another directory")
-            for entry in kept["figures"]:
-                held = tuple(Held(**one) for one in entry.pop("held"))
-                copied = tuple(Copied(**one) for one in entry.pop("copied"))
-                one = Figures(**entry, held=held, copied=copied)
-                self.found[one.key] = one
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CopytraceError(f"{self.path}: damaged ({type(error).__name__}); remove it to begin anew") from error
+            self.table, self.found = load(self.path)
+            if self.table != table:
+                raise CopytraceError(f"{self.path}: holds table {self.table!r}; choose another directory")
 
     def has(self, key: str, mark: str) -> bool:
         """Whether a run ended well before, with the same row and size."""
@@ -157,7 +193,37 @@ class Results:
     def add(self, one: Figures) -> None:
         """Keep the figures of a run."""
         self.found[one.key] = one
+        lines = ",\n".join(json.dumps(asdict(figure)) for figure in self.found.values())
         temporary = self.path.with_suffix(".new")
-        entries = [asdict(figure) for figure in self.found.values()]
-        temporary.write_text(json.dumps({"schema": SCHEMA, "table": self.table, "figures": entries}, indent=1))
+        temporary.write_text(f'{{"schema": "{SCHEMA}", "table": "{self.table}", "figures": [\n{lines}\n]}}\n')
         temporary.replace(self.path)
+
+
+def load(path: Path) -> tuple[str, dict[str, Figures]]:
+    """The table whose results ``path`` holds, and the figures of each run by their keys.
+
+    Raises CopytraceError when it holds none.
+    """
+    try:
+        kept = json.loads(path.read_text("utf-8"))
+        if kept["schema"] != SCHEMA:
+            raise CopytraceError(f"{path}: is not of {SCHEMA}; choose another directory")
+        runs = [_figures(entry) for entry in kept["figures"]]
+        return str(kept["table"]), {run.key: run for run in runs}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CopytraceError(f"{path}: damaged ({type(error).__name__}); remove it to begin anew") from error
+
+
+def _figures(entry: dict[str, Any]) -> Figures:
+    held = tuple(Held(**one) for one in entry.pop("held"))
+    copied = tuple(Copied(**{**one, "called_from": tuple(one["called_from"])}) for one in entry.pop("copied"))
+    return Figures(**entry, held=held, copied=copied)
+
+
+def holds_results(path: Path) -> bool:
+    """Whether ``path`` looks like results of a matrix."""
+    try:
+        with path.open("rb") as stream:
+            return SCHEMA.encode() in stream.read(200)
+    except OSError:
+        return False

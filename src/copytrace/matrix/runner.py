@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from copytrace.errors import CopytraceError
 from copytrace.matrix import tables
 from copytrace.matrix.configurations import LOCAL, Configuration, select
 from copytrace.matrix.environments import cache_directory, environment
-from copytrace.matrix.results import Figures, Results, failed, figures, fingerprint, key_of
+from copytrace.matrix.results import Figures, Results, failed, figures, fingerprint, key_of, setting_of
 from copytrace.matrix.server import KEY, REGION, SECRET, make_bucket, s3_server
 
 if TYPE_CHECKING:
@@ -36,8 +37,8 @@ def shape_of(nbytes: int) -> tuple[int, int]:
 class Matrix:
     """One table, run row by row.
 
-    ``directory`` keeps the results; ``keep`` keeps a trace of each run there too. ``tell`` is given a line for each
-    thing that happens.
+    ``directory`` keeps the results; ``keep`` keeps the trace and the report of each run there too, in a directory
+    ``traces``. ``tell`` is given a line for each thing that happens.
     """
 
     def __init__(
@@ -84,18 +85,23 @@ class Matrix:
             if (key := key_of(row.name, stage, compressed)) in found
         ]
 
+    def text(self) -> str:
+        """The tables of the rows as Markdown."""
+        return tables.render(self.rows, self.results.found, self.table)
+
     def save(self) -> tuple[Path, Path]:
-        """Write the tables as Markdown beside the JSON; both paths."""
-        text = tables.render(self.rows, self.results.found, self.table)
-        markdown = self.directory / "matrix.md"
-        markdown.write_text(text)
+        """Write the tables of all rows found so far as Markdown beside the JSON; both paths."""
+        known = {run.row for run in self.results.found.values()}
+        rows = [row for row in select(self.table) if row.name in known]
+        markdown = self.results.path.with_suffix(".md")
+        markdown.write_text(tables.render(rows, self.results.found, self.table))
         return self.results.path, markdown
 
     def _row(self, row: Configuration, compressed: bool) -> None:
         mark = fingerprint(row, self.shape, self.stamp)
         stages = [stage for stage, wanted in (("write", row.writes), ("read", row.reads)) if wanted]
         if all(self.results.has(key_of(row.name, stage, compressed), mark) for stage in stages):
-            self.tell(f"  {'compressed' if compressed else 'uncompressed'}: kept from before")
+            self.tell(f"  {setting_of(compressed)}: kept from before")
             return
         with tempfile.TemporaryDirectory(prefix="copytrace-matrix-") as place:
             try:
@@ -108,12 +114,17 @@ class Matrix:
             except CopytraceError as error:
                 self._keep([failed(row.name, stage, compressed, mark, str(error)) for stage in stages])
                 return
-            for stage in stages:
+            for number, stage in enumerate(stages):
+                started = time.monotonic()
                 try:
                     found = self._process(row, stage, compressed, binaries, Path(place), where)
-                    self._keep([figures(row.name, stage, compressed, mark, found["report"], found["peak_bytes"])])
+                    one = figures(row.name, stage, compressed, mark, found["report"], found["peak_bytes"])
+                    self._keep([one], f" [{time.monotonic() - started:.0f} s]")
                 except CopytraceError as error:
-                    self._keep([failed(row.name, stage, compressed, mark, str(error))])
+                    left = stages[number + 1 :] if stage == "write" else []
+                    reasons = {stage: str(error)} | dict.fromkeys(left, "nothing was written to read")
+                    self._keep([failed(row.name, name, compressed, mark, reason) for name, reason in reasons.items()])
+                    return
 
     def _where(self, row: Configuration, compressed: bool) -> dict[str, Any] | None:
         """Where an S3 server is, with a bucket; None for a row on local disk."""
@@ -124,7 +135,7 @@ class Matrix:
             url = self._open.enter_context(s3_server(self.cache, https=https))
             make_bucket(url, _BUCKET)
             self._servers[https] = url
-        prefix = f"{row.name}-{'compressed' if compressed else 'uncompressed'}.zarr"
+        prefix = f"{row.name}-{setting_of(compressed)}.zarr"
         return {
             "bucket": _BUCKET,
             "prefix": prefix,
@@ -147,6 +158,8 @@ class Matrix:
         name = key_of(row.name, stage, compressed).replace(" ", "-")
         data, task, result = place / "data", place / f"{name}.task", place / f"{name}.json"
         data.mkdir(exist_ok=True)
+        traces = self.directory / "traces" / self.table if self.keep else place
+        traces.mkdir(parents=True, exist_ok=True)
         facts = {
             "driver": row.driver,
             "stage": stage,
@@ -155,7 +168,7 @@ class Matrix:
             "path": str(data),
             "s3": where,
             "label": name,
-            "trace": str((self.directory if self.keep else place) / f"{name}.copytrace"),
+            "trace": str(traces / f"{name}.copytrace"),
         }
         task.write_text(json.dumps(facts))
         command = [str(binaries / "python"), "-m", "copytrace.matrix.worker", str(task), str(result)]
@@ -169,18 +182,19 @@ class Matrix:
         if stage == "fill":
             return {}
         found = json.loads(result.read_text())
-        (self.directory / f"{name}.json").write_text(json.dumps(found["report"]))
+        if self.keep:
+            (traces / f"{name}.json").write_text(json.dumps(found["report"]))
         return dict(found)
 
-    def _keep(self, found: list[Figures]) -> None:
+    def _keep(self, found: list[Figures], took: str = "") -> None:
         for one in found:
             self.results.add(one)
-            kind = f"{one.stage} {'compressed' if one.compressed else 'uncompressed'}"
+            kind = f"{one.stage} {setting_of(one.compressed)}"
             if one.error:
                 self.tell(f"  {kind}: failed: {one.error}")
             else:
                 named = "" if one.named is None else f", {one.named:.1%} of it named"
                 self.tell(
                     f"  {kind}: {one.copies:.3f} copies, {one.extra_at_peak:.3f} extra at peak "
-                    f"({one.process_at_peak:.3f} in the process){named}"
+                    f"({one.process_at_peak:.3f} in the process){named}{took}"
                 )

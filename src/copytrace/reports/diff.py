@@ -82,6 +82,8 @@ class Diff:
     only_new: tuple[str, ...]
     versions: Mapping[str, tuple[str | None, str | None]]
     notes: tuple[str, ...]
+    said: tuple[str, ...] = ()
+    """What the reports themselves note, old and new."""
 
     @property
     def worse(self) -> bool:
@@ -114,6 +116,7 @@ def compare(old: ReportData, new: ReportData) -> Diff:
         tuple(label for label in after if label not in before),
         _versions(old.environment, new.environment),
         tuple(_notes(old, new)),
+        tuple(f"{which}: {note}" for which, report in (("old", old), ("new", new)) for note in report.notes),
     )
 
 
@@ -206,7 +209,6 @@ def _notes(old: ReportData, new: ReportData) -> list[str]:
         if report.coverage.lost_transfers:
             lost = wording.plural(report.coverage.lost_transfers, "transfer")
             notes.append(f"the {which} session lost {lost}: its figures are lower bounds")
-        notes += [f"in the {which} report: {note}" for note in report.notes]
     return notes
 
 
@@ -291,10 +293,10 @@ def _told(copied: Copied) -> str:
 
 
 def _asides(diff: Diff, name: wording.Naming) -> list[str]:
-    """Versions, paths that cannot be compared, and differences in what was recorded."""
+    """Versions, paths that cannot be compared, what the reports note, and differences in what was recorded."""
     told = [
         f"{name(what)} {name(old or 'absent')} -> {name(new or 'absent')}" for what, (old, new) in diff.versions.items()
     ]
     told += [f"only in the old report: {name(path)}" for path in diff.only_old]
     told += [f"only in the new report: {name(path)}" for path in diff.only_new]
-    return told + list(diff.notes)
+    return told + [name(note) for note in diff.said] + list(diff.notes)
