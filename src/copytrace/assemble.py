@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEADER = "session.json"
+_CUT_OFF = "the run did not end: this is what it had recorded until then"
 
 
 def describe(spool: Path, **facts: Any) -> None:
     """Note in the spool what only the running process knows, so that a run that does not end can be read."""
-    probes = [asdict(probe) for probe in facts.pop("probes", ())]
+    probes = [
+        {each.name: getattr(probe, each.name) for each in fields(ProbeStatus)} for probe in facts.pop("probes", ())
+    ]
     segments = [[segment.path.name, segment.first_mark, segment.native] for segment in facts.pop("segments", ())]
     temporary = spool / f"{HEADER}.new"
     temporary.write_text(json.dumps({**facts, "probes": probes, "segments": segments}, default=str))
@@ -66,11 +69,12 @@ def assemble(
         seen = seen[np.isin(seen["span"], spans["id"])]
         marks = marks[(marks["sequence"] >= first) & (marks["sequence"] <= last)]
         moved = _between(moved, first, last)
+    used = set(np.unique(spans["site"]).tolist())
     return Trace(
         spans=spans,
         seen=seen,
         marks=marks,
-        sites=tuple(_placed(site) for site in sites),
+        sites=tuple(_placed(site) if number in used else site for number, site in enumerate(sites)),
         attributes=attributes,
         allocations=blocks,
         transfers=moved,
@@ -116,8 +120,8 @@ def _between(moved: Transfers, first: int, last: int) -> Transfers:
     return replace(moved, rows=moved.rows[inside])
 
 
-def recover(spool: Path) -> Trace:
-    """The trace of a run that did not end, from its spool directory.
+def recover(spool: Path, *, ended: bool = False) -> Trace:
+    """The trace of a run that did not end, or that ``ended`` without reading it, from its spool directory.
 
     Raises CopytraceError when the directory is not such a spool.
     """
@@ -130,12 +134,12 @@ def recover(spool: Path) -> Trace:
             segments,
             environment=dict(facts["environment"]),
             probes=probes,
-            notes=["the run did not end: this is what it had recorded until then", *facts["notes"]],
+            notes=[*([] if ended else [_CUT_OFF]), *facts["notes"]],
             label=str(facts["label"]),
             native=bool(facts["native"]),
             min_bytes=int(facts["min_bytes"]),
             reason=str(facts["reason"]),
-            complete=False,
+            complete=ended,
         )
     except FileNotFoundError as error:
         raise CopytraceError(f"{spool}: a directory, but not what a copytrace run leaves") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -51,15 +52,11 @@ def describe() -> dict[str, Any]:
     sources = []
     installers = set()
     for name in PACKAGES:
-        if name in _ALWAYS or name in sys.modules:
-            try:
-                found = metadata.distribution(name)
-                packages[name] = found.version
-                installers.add((found.read_text("INSTALLER") or "").strip())
-                if found.read_text("direct_url.json"):
-                    sources.append(name)
-            except metadata.PackageNotFoundError:
-                continue
+        if (name in _ALWAYS or name in sys.modules) and (found := _installed(name)):
+            packages[name], installer, from_source = found
+            installers.add(installer)
+            if from_source:
+                sources.append(name)
     libc = "-".join(part for part in platform.libc_ver() if part)
     return {
         "python": platform.python_version(),
@@ -69,6 +66,16 @@ def describe() -> dict[str, Any]:
         "packages": packages,
         "from_source": sources,
     }
+
+
+@cache
+def _installed(name: str) -> tuple[str, str, bool] | None:
+    """Version, installer and whether it is from source, None when there is no such distribution."""
+    try:
+        found = metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+    return found.version, (found.read_text("INSTALLER") or "").strip(), bool(found.read_text("direct_url.json"))
 
 
 def released(environment: Mapping[str, Any]) -> dict[str, str]:

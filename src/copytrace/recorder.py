@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from contextvars import ContextVar
+from functools import cache
 from json.encoder import encode_basestring_ascii as quoted
 from types import ModuleType
 from typing import IO, TYPE_CHECKING, Any, Self
@@ -163,8 +164,7 @@ class Recorder:
                 native.set_pending(self._pending.memory)
             self.failures, self.first_failure, self.lost = 0, "", ""
             self._clear()
-            for site in self._sites:
-                self._write_site(site)
+            self._write_sites(*self._sites)
             self.attributes({})
             self._set_mark(mark)
 
@@ -251,7 +251,7 @@ class Recorder:
             index = self._sites.get(info)
             if index is None:
                 index = self._sites[info] = len(self._sites)
-                self._write_site(info)
+                self._write_sites(info)
             return index
 
     def attributes(self, description: Mapping[str, Any]) -> int:
@@ -304,12 +304,11 @@ class Recorder:
         """A context manager around an operation named by hand, which moves ``payload`` bytes."""
         return Operation(label, payload)
 
-    def _write_site(self, info: SiteInfo) -> None:
+    def _write_sites(self, *sites: SiteInfo) -> None:
         if self._sites_file is None:
             return
-        fields = {name: getattr(info, name) for name in SiteInfo.__slots__}
         try:
-            self._sites_file.write(json.dumps(fields).encode() + b"\n")
+            self._sites_file.write(b"".join(map(_line, sites)))
         except OSError as error:
             self.lost = f"spans could not be written to the spool: {error.strerror}"
 
@@ -393,6 +392,11 @@ class Operation:
             self._close(int(kind is not None))
 
 
+@cache
+def _line(site: SiteInfo) -> bytes:
+    return json.dumps({name: getattr(site, name) for name in SiteInfo.__slots__}).encode() + b"\n"
+
+
 def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo, ...], tuple[Mapping[str, Any], ...]]:
     """Spans (``SPAN_DTYPE``, in the order they closed), buffers seen (``SEEN_DTYPE``), sites and attributes of a spool.
 
@@ -412,4 +416,5 @@ def _rows(spool: Path, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    found: list[dict[str, Any]] = json.loads(b"[" + b",".join(data.split(b"\n")[:-1]) + b"]")
+    return found

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from copytrace.model import ProbeStatus, SiteInfo
@@ -121,7 +121,7 @@ class Attachment:
                 loaded = False
                 self._watch.names |= {module, module.partition(".")[0]}
             elif (found := find(sys.modules[module], path)) is not None:
-                self._patch(attached, *found, replace(site, name=site.name or f"{_public(module)}.{path}"))
+                self._patch(attached, *found, site if site.name else replace(site, name=f"{_public(module)}.{path}"))
                 return
         if loaded:
             attached.absent.append(site)
@@ -153,13 +153,13 @@ class Attachment:
         self._add(Patch.of_subclassing(base, attach))
 
     def _attach_class(self, attached: _Attached, family: Family, kind: type) -> None:
+        adapt = _adapted_once if attached.probe.owns(kind.__module__) else _adapted
         for method in family.methods:
             attribute = method.targets[0]
             if attribute in vars(kind) and not getattr(vars(kind)[attribute], "__isabstractmethod__", False):
-                site = family.adapt(kind, method) if family.adapt else method
+                site = adapt(family, kind, method)
                 if site is not None:
-                    name = f"{_public(kind.__module__)}.{kind.__qualname__}.{attribute}"
-                    self._patch(attached, kind, attribute, replace(site, name=site.name or name))
+                    self._patch(attached, kind, attribute, site)
 
     def _patch(self, attached: _Attached, owner: Any, attribute: str, site: Site) -> None:
         inherited = isinstance(owner, type) and attribute not in vars(owner)
@@ -169,8 +169,7 @@ class Attachment:
             attached.rows.setdefault(site.name, ("attached", ""))
             return
         module = owner.__module__ if isinstance(owner, type) else owner.__name__
-        own = module.partition(".")[0] == attached.probe.package.partition(".")[0]
-        library = attached.probe.library if own else module.partition(".")[0]
+        library = attached.probe.library if attached.probe.owns(module) else module.partition(".")[0]
         info = SiteInfo(site.name, library, site.kind, site.direction, site.primitive)
         try:
             self._add(
@@ -191,11 +190,34 @@ class Attachment:
                     if _defines(kind, returned.targets[0]):
                         self._patch(attached, kind, returned.targets[0], returned)
 
+        if not site.returns and attached.probe.owns(getattr(original, "__module__", None) or ""):
+            return _stand_in_once(site, info, original)
         return stand_in(plan_of(site, recorder.site(info), original, learn), original, site.unless)
 
     def _add(self, patch: Patch) -> None:
         patch.install()
         self._patches[id(patch.owner), patch.attribute] = patch
+
+
+def _adapted(family: Family, kind: type, method: Site) -> Site | None:
+    site = family.adapt(kind, method) if family.adapt else method
+    if site is None or site.name:
+        return site
+    return replace(site, name=f"{_public(kind.__module__)}.{kind.__qualname__}.{method.targets[0]}")
+
+
+_adapted_once = lru_cache(maxsize=1024)(_adapted)
+"""For the classes of libraries, which stay: each session has the same sites."""
+
+
+@lru_cache(maxsize=1024)
+def _stand_in_once(site: Site, info: SiteInfo, original: Any) -> FunctionType:
+    """For the functions of libraries, which stay: each session has the same stand-ins."""
+    return stand_in(plan_of(site, recorder.site(info), original, _learn_nothing), original, site.unless)
+
+
+def _learn_nothing(kind: type) -> None:
+    del kind
 
 
 def attach_all(*, imports: bool = False) -> Attachment:

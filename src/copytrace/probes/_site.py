@@ -44,7 +44,7 @@ type Argument = str | int | Callable[[Call], Any]
 """Which object to look at: a parameter by name or position (``self`` is 0), or a function that finds it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Site:
     """A callable whose calls are recorded.
 
@@ -89,7 +89,7 @@ class Site:
         return (self.target,) if isinstance(self.target, str) else self.target
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Family:
     """A base class all of whose subclasses are probed, those that are defined during a session too.
 
@@ -138,3 +138,7 @@ class Probe:
     def package(self) -> str:
         """The top-level module whose import makes the library usable."""
         return self.module or self.library
+
+    def owns(self, module: str) -> bool:
+        """Whether ``module`` is part of the library."""
+        return module.partition(".")[0] == self.package.partition(".")[0]
