@@ -57,7 +57,8 @@ def _report(direction: str = "write", *, extra: int = SIZE) -> dict[str, Any]:
         "steps": [step, small, flush],
     }
     packages = {"zarr": "3.3.0", "numpy": "2.5.5", "pip": "1"}
-    return {"paths": [path], "environment": {"python": "3.12.1", "packages": packages}}
+    environment = {"python": "3.12.1", "packages": packages}
+    return {"paths": [path], "environment": environment, "coverage": {"transfers": True}}
 
 
 def test_every_row_has_a_driver_and_a_name_of_its_own() -> None:

@@ -66,7 +66,8 @@ class Figures:
 
     ``extra_at_peak`` is what the path held: the figure of memray-array. ``process_at_peak`` is what all of the process
     did without the array itself, as a check. ``named`` is the share of the extra bytes at peak whose layer and function
-    are known, None where less than a hundredth of the payload is held. ``versions`` has Python's too.
+    are known, None where less than a hundredth of the payload is held. ``recorded`` is False where there was no native
+    hook, so that the copies are inferred. ``versions`` has Python's too.
     """
 
     row: str
@@ -82,6 +83,7 @@ class Figures:
     held: tuple[Held, ...]
     copied: tuple[Copied, ...]
     versions: Mapping[str, str]
+    recorded: bool = True
     error: str = ""
 
     @property
@@ -108,7 +110,7 @@ def fingerprint(row: Configuration, shape: tuple[int, ...], stamp: str) -> str:
 
 def failed(row: str, stage: str, compressed: bool, mark: str, error: str) -> Figures:
     """A run that did not end well, and why."""
-    return Figures(row, stage, compressed, mark, 0, 0.0, 0.0, 0.0, 0, None, (), (), {}, error)
+    return Figures(row, stage, compressed, mark, 0, 0.0, 0.0, 0.0, 0, None, (), (), {}, error=error)
 
 
 def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[str, Any], peak_bytes: int) -> Figures:
@@ -137,6 +139,7 @@ def figures(row: str, stage: str, compressed: bool, mark: str, report: Mapping[s
         held=tuple(h for h in held if h.bytes >= _SMALLEST * payload),
         copied=tuple(_copied(step) for step in path["steps"] if _is_copy(step) and step["ratio"] >= _SMALLEST),
         versions={"python": environment["python"]} | {name: packages[name] for name in _PACKAGES if name in packages},
+        recorded=report["coverage"]["transfers"],
     )
 
 

@@ -194,6 +194,7 @@ class Matrix:
                 self.tell(f"  {kind}: failed: {one.error}")
             else:
                 named = "" if one.named is None else f", {one.named:.1%} of it named"
+                named += "" if one.recorded else ", copies inferred: no native hook"
                 self.tell(
                     f"  {kind}: {one.copies:.3f} copies, {one.extra_at_peak:.3f} extra at peak "
                     f"({one.process_at_peak:.3f} in the process){named}{took}"

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 STAGES = ("write", "read")
 LEGEND = (
     "Extra memory at peak over the array's bytes, rounded (exact; published where there is such a figure). "
-    "**Bold** is the best that can be achieved. *Copies* are bytes copied over the array's bytes."
+    "**Bold** is the best that can be achieved. *Copies* are bytes copied over the array's bytes, inferred where there was "
+    "no native hook."
 )
 
 
@@ -56,7 +57,7 @@ def _cells(one: Figures | None, published: int | None) -> list[str]:
     rounded = round(one.extra_at_peak)
     shown = f"**{rounded}**" if rounded <= one.best else str(rounded)
     told = "" if published is None else f"; published {published}"
-    copies = f"{one.copies:.2f}"
+    copies = f"{one.copies:.2f}{'' if one.recorded else ' (inferred)'}"
     return [f"{shown} ({one.extra_at_peak:.3f}{told})", f"**{copies}**" if one.copies <= one.best else copies]
 
 
