@@ -151,7 +151,7 @@ def test_a_trace_of_before_has_links() -> None:
     [
         ("zarr", "3.3.0"),
         ("zarr", "2.18.7"),
-        ("fsspec", "2026.4.0"),
+        ("fsspec", "2026.7.0"),
         ("s3fs", "2026.4.0"),
         ("xarray", "2026.7.0"),
         ("dask", "2026.7.1"),
@@ -170,7 +170,7 @@ def test_every_file_of_a_release_lies_under_the_root(package: str, version: str,
     with tarfile.open(sdist) as archive:
         source = {one.name.partition("/")[2]: one for one in archive.getmembers()}
         modules = [path for path in (tmp_path / "files" / package).rglob("*.py") if path.stem != "_version"]
-        assert len(modules) > 5
+        assert len(modules) >= 5
         root = f"{GITHUB}{TAGGED[package, version]}"
         repository = root.split("/blob/")[1].partition("/")[2]
         for module in modules:

@@ -80,10 +80,20 @@ def test_small_copies_that_come_are_noise(percent: int, verbs: list[str]) -> Non
     assert [verb for verb, _, _ in changes(a_path(), a_path(a_step("a", "f", percent * PAYLOAD // 100)))] == verbs
 
 
-def test_moved_to_another_function_rather_than_another_layer() -> None:
-    old = a_path(a_step("a", "f"), a_step("b", "f"))
-    new = a_path(a_step("b", "g"), a_step("c", "h"))
-    assert changes(old, new) == [("moved", "b.f", "b.g"), ("moved", "a.f", "c.h")]
+def test_moved_to_another_function_rather_than_another_layer_of_the_project() -> None:
+    old = a_path(a_step("zarr.array", "f"), a_step("zarr.buffer", "f"))
+    new = a_path(a_step("zarr.buffer", "g"), a_step("zarr.codecs", "h"))
+    assert changes(old, new) == [
+        ("moved", "zarr.buffer.f", "zarr.buffer.g"),
+        ("moved", "zarr.array.f", "zarr.codecs.h"),
+    ]
+
+
+def test_what_another_project_copies_is_not_a_move() -> None:
+    assert changes(a_path(a_step("zarr.buffer", "f")), a_path(a_step("aiohttp", "g"))) == [
+        ("came", None, "aiohttp.g"),
+        ("went", "zarr.buffer.f", None),
+    ]
 
 
 def test_what_is_done_otherwise_is_not_a_move() -> None:
@@ -106,6 +116,7 @@ def test_what_is_done_otherwise_is_not_a_move() -> None:
         (a_path(a_step("a", "f", 2 * PAYLOAD)), a_path(a_step("a", "f")), False),
         (a_path(a_step("a", "f")), a_path(a_step("a", "renamed")), False),
         (a_path(a_step("a", "f")), a_path(a_step("b", "f")), True),
+        (a_path(a_step("zarr.array", "f")), a_path(a_step("zarr.buffer", "f")), True),
     ],
 )
 def test_worse(old: Path, new: Path, worse: bool) -> None:
@@ -164,13 +175,13 @@ def test_versions_that_changed() -> None:
 
 def test_text() -> None:
     assert diff.to_text(compare(*two_versions())) == (
-        "1 copy moved (obstore to zarr.storage); 1 copy went (obstore) on 2 paths.\n"
+        "1 copy came (zarr.storage); 2 copies went (obstore) on 2 paths.\n"
         "\n"
         "write . zarr.Array . ObjectStore(LocalStore) . bytes\n"
         "  copies 2.00 x -> 1.00 x; extra at peak 0.58 x -> 0.00 x\n"
-        "  moved: zarr.storage _obstore._put join 100.0 MB = 1.00 x, before in obstore\n"
-        "    upload::WriteMultipart::put\n"
+        "  came: zarr.storage _obstore._put join 100.0 MB = 1.00 x\n"
         "  went: obstore _obstore::put::put_multipart_inner copy 100.0 MB = 1.00 x\n"
+        "  went: obstore upload::WriteMultipart::put join 100.0 MB = 1.00 x\n"
         "\n"
         "write . zarr.Array . LocalStore . bytes\n"
         "  copies 0.00 x -> 0.00 x; extra at peak 0.00 x -> 0.00 x\n"
@@ -188,7 +199,7 @@ def test_text() -> None:
 def test_markdown() -> None:
     text = diff.to_markdown(compare(*two_versions()))
     lines = text.splitlines()
-    assert lines[0] == r"**1 copy moved \(obstore to zarr.storage\); 1 copy went \(obstore\) on 2 paths.**"
+    assert lines[0] == r"**1 copy came \(zarr.storage\); 2 copies went \(obstore\) on 2 paths.**"
     assert (
         "- went: `obstore _obstore::put::put_multipart_inner` copy 100.0 MB = 1.00 x, "
         "on `write . zarr.Array . ObjectStore(LocalStore) . bytes`"
@@ -202,7 +213,7 @@ def test_json() -> None:
     data = json.loads(diff.to_json(compare(*two_versions())))
     assert data["schema"] == "copytrace.diff/1"
     assert [(change["verb"], change["path"]) for change in data["changes"]] == [
-        (verb, "write . zarr.Array . ObjectStore(LocalStore) . bytes") for verb in ("moved", "went")
+        (verb, "write . zarr.Array . ObjectStore(LocalStore) . bytes") for verb in ("came", "went", "went")
     ]
     assert data["changes"][1]["new"] is None
     assert data["changes"][0]["new"]["bytes"] == 100_000_000

@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from copytrace.layers import project_of
 from copytrace.reports import wording
 from copytrace.reports.markdown import LIMIT, code, cut, length, prose, table
 from copytrace.reports.text import Page
@@ -179,8 +180,9 @@ def _noise(copied: Copied) -> float:
 
 
 def _moved(was: Copied, now: Copied) -> bool:
-    """The same bytes by the same means, in another place."""
-    return was.kinds == now.kinds and abs(_amount(was) - _amount(now)) <= _noise(was)
+    """The same bytes by the same means, in another place of the same project."""
+    alike = was.kinds == now.kinds and abs(_amount(was) - _amount(now)) <= _noise(was)
+    return alike and project_of(was.layer) == project_of(now.layer)
 
 
 def _path_change(old: Path, new: Path) -> PathChange:
