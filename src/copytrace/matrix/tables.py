@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 STAGES = ("write", "read")
 LEGEND = (
     "Extra memory at peak over the array's bytes, rounded (exact; published where there is such a figure). "
-    "**Bold** is the best that can be achieved. *Copies* are bytes copied over the array's bytes, inferred where there was "
-    "no native hook."
+    "**Bold** is the best that can be achieved. *Copies* are bytes copied over the array's bytes, inferred where there "
+    "was no native hook."
 )
 
 
