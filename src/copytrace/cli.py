@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from io import TextIOWrapper
@@ -17,7 +18,7 @@ from copytrace.errors import CopytraceError
 from copytrace.runner import NotRunnableError, Program, hide_own_frames
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from copytrace._session import Session
     from copytrace.report import By, Report
@@ -206,9 +207,12 @@ def _show(ending: BaseException | None) -> BaseException | None:
 def _save(plan: Run, recording: Session) -> bool:
     """Close the session, save its trace and say what is in it; False when that failed."""
     from copytrace import trace
+    from copytrace.reports.wording import size
 
     try:
-        recording.__exit__(None, None, None)
+        captured = sum(capture.stat().st_size for capture in plan.partial.glob("memray-*.bin"))
+        with _progress(f"copytrace reads {size(captured)} of capture and resolves its names", plan.quiet):
+            recording.__exit__(None, None, None)
         environment = {**recording.trace.environment, "program": {"kind": plan.program.kind, "text": plan.text}}
         trace.save(replace(recording.trace, environment=environment), plan.out, overwrite=plan.overwrite)
         if plan.keep_capture:
@@ -218,7 +222,9 @@ def _save(plan: Run, recording: Session) -> bool:
             from copytrace.reports.text import summary
 
             color, width = _terminal(sys.stderr)
-            sys.stderr.write(summary(recording.report, width, color, plan.name))
+            with _progress("copytrace follows the payload"):
+                found = recording.report
+            sys.stderr.write(summary(found, width, color, plan.name))
     except Exception as error:
         left = f"; what was recorded is in {plan.name}.partial" if plan.partial.exists() else ""
         _say(f"{plan.name}: {_one_line(error).replace(f'{plan.out}: ', '')}{left}")
@@ -462,6 +468,7 @@ def load_report(file: str) -> Report:
     Raises :class:`CopytraceError` when there is none in ``file``.
     """
     from copytrace.report import Report
+    from copytrace.reports import wording
     from copytrace.trace import load
 
     path = Path(file)
@@ -474,7 +481,8 @@ def load_report(file: str) -> Report:
             with path.open("rb") as stream:
                 if stream.read(1) == b"{":
                     return Report.from_json(path.read_text("utf-8"), file)
-        return load(path).report
+        with _progress(f"copytrace reads {wording.plain(file)}"):
+            return load(path).report
     except (OSError, UnicodeDecodeError) as error:
         raise CopytraceError(f"{file}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
 
@@ -488,6 +496,20 @@ def _terminal(stream: TextIO) -> tuple[bool, int]:
 
     console = Console(file=stream)
     return console.is_terminal and not console.no_color, console.width
+
+
+@contextmanager
+def _progress(doing: str, quiet: bool = False) -> Iterator[None]:
+    """Say on a terminal what takes its time, until it is done."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(file=sys.stderr)
+    if quiet or not console.is_terminal:
+        yield
+        return
+    with console.status(escape(doing)):
+        yield
 
 
 def _deliver(render: Callable[[int, bool], str], output: str | None, overwrite: bool) -> None:
