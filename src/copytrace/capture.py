@@ -63,6 +63,18 @@ class Capture:
         self._restore()
         self._close()
 
+    def abandon(self) -> None:
+        """In a forked child: the capture is the parent's. memray drops it by itself, its hooks on threads remain."""
+        self._lock = threading.RLock()
+        self._running = False
+        self._restore()
+        if self._own is not None:
+            import memray._memray
+
+            memray._memray.tracker_creation_lock = threading.Lock()
+            self._own.__exit__(None, None, None)
+        self._own = self._segment = None
+
     def all_segments(self) -> list[Segment]:
         """The segments that ended and the one that is being written."""
         return [*self.segments, *([self._segment] if self._segment else [])]
