@@ -299,6 +299,19 @@ def test_a_terminal_gets_its_width_and_color(example: Path) -> None:
     assert plain == report.to_text(width=100, file=str(example))
 
 
+def test_long_work_is_told_on_a_terminal_and_wiped_away(tmp_path: Path) -> None:
+    program = "import zarr; z = zarr.ones(999, store=zarr.storage.MemoryStore()); z[:]"
+    trace = str(tmp_path / "program.copytrace")
+    shown = on_terminal(["run", "-o", trace, "-c", program])
+    for doing in (r"copytrace reads [\d.]+ \w+ of capture and resolves its names", "copytrace follows the payload"):
+        assert re.search(doing, shown)
+    *_, last = re.split(r"\x1b\[2K", shown)
+    assert "copytrace follows" not in last
+    assert "Next: copytrace report" in last
+    assert "copytrace reads" not in on_terminal(["run", "-q", "-f", "-o", trace, "-c", program])
+    assert f"copytrace reads {trace}" in on_terminal(["report", trace])
+
+
 def test_a_reader_that_goes_away_is_no_error(tmp_path: Path) -> None:
     big = saved(tmp_path, "big.json", reportdata.report(reportdata.many_rows(2000)))
     with subprocess.Popen(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -14,6 +17,7 @@ import copytrace
 import reportdata
 from copytrace import cli, export, flamegraph
 from copytrace.errors import CopytraceError
+from copytrace.matrix.environments import cache_directory, environment
 from copytrace.model import SPAN_DTYPE, SiteInfo
 
 if TYPE_CHECKING:
@@ -40,9 +44,6 @@ def called(*arguments: object) -> int:
 @pytest.fixture
 def kept(tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch) -> FilePath:
     """A trace with its capture, recorded in a process of its own."""
-    import subprocess
-    import sys
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "-m", "copytrace", "run", "-q", "--keep-capture", "program.py"]
@@ -88,6 +89,21 @@ def test_each_store_has_its_worst_path() -> None:
     assert buffer_copies(source) == {"ObjectStore(LocalStore)": (3, 1), "IcechunkStore": (3, 1), "MemoryStore": (1, 1)}
     assert source.count("was recorded: 1 is what cubed assumes") == 3
     assert "# read . zarr.Array . IcechunkStore . bytes: 2.54 x the payload held at peak; its operations span" in source
+
+
+@pytest.mark.slow
+def test_the_real_cubed_plans_with_the_figures() -> None:
+    """What cubed 0.28 projects for a task that reads and writes one chunk: the chunks, and the copies told."""
+    read, write = held(reportdata.zstd_read(), 1.97), held(reportdata.multipart_write(), 0.58)
+    ask = """
+from cubed.primitive.memory import calculate_projected_mem
+(copies,) = buffer_copies.values()
+print(type(copies).__module__, calculate_projected_mem(0, [1000], 0, 1000, copies))
+"""
+    python = environment(("cubed==0.28.0",), cache=cache_directory(), traced=False) / "python"
+    source = export.cubed(reportdata.report(read, write)) + ask
+    done = subprocess.run([str(python), "-"], input=source, capture_output=True, text=True, check=True)
+    assert done.stdout == f"cubed.primitive.memory {1000 * (1 + 2) + 1000 * (1 + 1)}\n"
 
 
 def test_hostile_stores_stay_strings() -> None:
@@ -139,6 +155,71 @@ def test_spans_of_a_lane_lie_in_each_other(kept: FilePath) -> None:
     assert json.loads(export.chrome_trace(with_spans(trace, [])))["traceEvents"] == []
 
 
+TRACE_EVENTS = {
+    "type": "object",
+    "required": ["traceEvents"],
+    "additionalProperties": False,
+    "properties": {
+        "displayTimeUnit": {"enum": ["ms", "ns"]},
+        "traceEvents": {
+            "type": "array",
+            "items": {
+                "oneOf": [
+                    {
+                        "required": ["name", "cat", "ph", "ts", "dur", "pid", "tid", "args"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"type": "string", "minLength": 1},
+                            "cat": {"type": "string"},
+                            "ph": {"const": "X"},
+                            "ts": {"type": "number", "minimum": 0},
+                            "dur": {"type": "number", "minimum": 0},
+                            "pid": {"type": "integer"},
+                            "tid": {"type": "integer"},
+                            "args": {"type": "object"},
+                        },
+                    },
+                    {
+                        "required": ["name", "ph", "pid", "tid", "args"],
+                        "additionalProperties": False,
+                        "properties": {
+                            "name": {"const": "thread_name"},
+                            "ph": {"const": "M"},
+                            "pid": {"type": "integer"},
+                            "tid": {"type": "integer"},
+                            "args": {
+                                "type": "object",
+                                "required": ["name"],
+                                "properties": {"name": {"type": "string"}},
+                            },
+                        },
+                    },
+                ]
+            },
+        },
+    },
+}
+"""The parts of the Trace Event Format that are used: complete events and names of threads, in JSON's object form."""
+
+
+def strictly(text: str) -> object:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_a_chrome_trace_keeps_to_the_format(kept: FilePath) -> None:
+    page = kept.with_name("spans.json")
+    assert called("export", "--chrome-trace", kept, "-o", page) == 0
+    text = page.read_text()
+    jsonschema.validate(strictly(text), TRACE_EVENTS)
+    events = json.loads(text)["traceEvents"]
+    assert {event["tid"] for event in events if event["ph"] == "X"} == {
+        event["tid"] for event in events if event["ph"] == "M"
+    }
+
+
 def test_a_real_trace_shows_its_operations(kept: FilePath, capsys: pytest.CaptureFixture[str]) -> None:
     assert called("export", "--chrome-trace", kept) == 0
     events = [event for event in json.loads(capsys.readouterr().out)["traceEvents"] if event["ph"] == "X"]
@@ -187,6 +268,35 @@ def test_a_flame_graph_needs_the_capture_of_this_run(kept: FilePath, capsys: pyt
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 3
     assert errors[-1].endswith("no capture; run the program with copytrace run --keep-capture")
+
+
+def test_a_flame_graph_is_shown_in_the_browser(
+    kept: FilePath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda url: shown.append(url) or True)
+    page = kept.with_name("graph.html")
+    assert called("flamegraph", kept, "--open", "-o", page) == 0
+    assert shown == [page.as_uri()]
+    assert "copytrace" in page.read_text()
+    assert called("flamegraph", kept, "--open", "-o", page) == 1
+    assert len(shown) == 1
+    monkeypatch.setattr("webbrowser.open", lambda _: False)
+    assert called("flamegraph", kept, "--open", "-f", "-o", page) == 1
+    refused, unopened = capsys.readouterr().err.splitlines()
+    assert refused == f"copytrace: {page} exists; give another name with -o, or -f to overwrite it"
+    assert unopened.startswith("copytrace: no browser could be started; ")
+
+
+def test_a_kept_capture_is_not_overwritten(kept: FilePath, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = flamegraph.directory(kept)
+    before = {one.name: one.read_bytes() for one in folder.iterdir()}
+    kept.unlink()
+    assert called("run", "-q", "--keep-capture", "-o", kept, "program.py") == 1
+    wanted = f"copytrace: {folder} exists; give another name with -o, or -f to overwrite it\n"
+    assert capsys.readouterr().err == wanted
+    assert {one.name: one.read_bytes() for one in folder.iterdir()} == before
+    assert not kept.exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--cubed", "--chrome-trace"]])
