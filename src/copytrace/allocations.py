@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from copytrace import stacks
+from copytrace.apart import helper
 from copytrace.collecting import no_collection
 from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations
 
@@ -41,6 +42,7 @@ _LIFE_DTYPE = np.dtype(
         ("died", "<i8"),
         ("enter", "<u8"),
         ("leave", "<u8"),
+        ("span", "<u8"),
         ("thread", "<u8"),
         ("stack", "<u4"),
         ("previous", "<i8"),
@@ -79,20 +81,57 @@ def absent(reason: str) -> Allocations:
     )
 
 
-def read(segments: Sequence[Segment], marks: NDArray[Any]) -> tuple[Allocations, list[str]]:
-    """Read the captures of a session, in order, and what could not be read of them."""
+class Taken(NamedTuple):
+    """What captures hold. ``lives`` has dtype ``_LIFE_DTYPE`` and the order of birth; ``stacks`` are as
+    :func:`copytrace.stacks.gather` returns them; ``records`` were read.
+    """
+
+    lives: NDArray[Any]
+    stacks: list[stacks.Gathered | None]
+    records: int
+
+
+def read(segments: Sequence[Segment], marks: NDArray[Any], *, here: bool = True) -> tuple[Allocations, list[str]]:
+    """Read the captures of a session, in order, and what could not be read of them.
+
+    What reading takes is this process's when ``here``, and elsewhere a helper's if one can be had.
+    """
+    taken, notes = (None if here else helper.ask(segments, marks)) or take(segments, marks)
+    if len(notes) == len(segments):
+        return absent("; ".join(notes) or "no memray capture"), notes
+    lives = taken.lives
+    previous = np.searchsorted(lives["born"], lives["previous"])
+    previous[lives["previous"] < 0] = -1
+    return Allocations(
+        address=np.ascontiguousarray(lives["address"]),
+        size=np.ascontiguousarray(lives["size"]),
+        born=lives["born"].astype(np.uint64),
+        died=lives["died"].astype(np.uint64),
+        enter=np.ascontiguousarray(lives["enter"]),
+        leave=np.ascontiguousarray(lives["leave"]),
+        span=np.ascontiguousarray(lives["span"]),
+        thread=lives["thread"].astype(np.uint32),
+        stack=np.ascontiguousarray(lives["stack"]),
+        previous=previous,
+        moved=np.ascontiguousarray(lives["moved"]),
+        stacks=((), *map(stacks.named, taken.stacks)),
+        records=taken.records,
+    ), notes
+
+
+def take(segments: Sequence[Segment], marks: NDArray[Any]) -> tuple[Taken, list[str]]:
+    """Take in what captures hold, in this process, and what could not be read of them."""
     notes: list[str] = []
-    taken = _Taken(marks)
+    intake = _Intake(marks)
     with ExitStack() as readers:
         for number, segment in enumerate(segments):
             try:
                 with no_collection():
-                    _take(taken, segment, number, readers)
+                    _take(intake, segment, number, readers)
             except (OSError, RuntimeError, ValueError) as error:
-                notes.append(f"memray capture {segment.path.name} could not be read: {str(error).splitlines()[0]}")
-        if len(notes) == len(segments):
-            return absent("; ".join(notes) or "no memray capture"), notes
-        return taken.allocations(), notes
+                reason = str(error).partition("\n")[0].replace(str(segment.path), segment.path.name)
+                notes.append(f"memray capture {segment.path.name} could not be read: {reason}")
+        return intake.taken(), notes
 
 
 def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
@@ -126,7 +165,7 @@ def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple
     return (np.concatenate(kept), np.concatenate(index)) if kept else (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def _take(taken: _Taken, segment: Segment, number: int, readers: ExitStack) -> None:
+def _take(intake: _Intake, segment: Segment, number: int, readers: ExitStack) -> None:
     from memray import FileReader
 
     reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
@@ -135,9 +174,9 @@ def _take(taken: _Taken, segment: Segment, number: int, readers: ExitStack) -> N
     rows_of = _row_taker(first)
     records = chain(first, records)
     known: dict[int, int] = {}
-    taken.begin(number, segment)
-    while len(rows := rows_of(records, known, taken.kept)):
-        taken.add(rows)
+    intake.begin(number, segment)
+    while len(rows := rows_of(records, known, intake.kept)):
+        intake.add(rows)
 
 
 type _RowTaker = Callable[[Iterator[Any], dict[int, int], list[Any]], NDArray[np.int64]]
@@ -178,7 +217,7 @@ def _take_rows(records: Iterator[Any], known: dict[int, int], kept: list[Any]) -
     return rows[:, :5]
 
 
-class _Taken:
+class _Intake:
     """What was taken in so far."""
 
     def __init__(self, marks: NDArray[Any]) -> None:
@@ -267,33 +306,16 @@ class _Taken:
         self.last = rows[-1:]
         self.last_ended = candidates[ended[-1:]] if ended[-1] >= 0 else np.zeros(1, _LIFE_DTYPE)
 
-    def allocations(self) -> Allocations:
-        """All of it, in the order of birth."""
+    def taken(self) -> Taken:
+        """All of it."""
         self.alive["died"], self.alive["leave"] = self.count, self.sequence
         lives = np.concatenate([*self.ended, self.alive])
         lives = lives[np.argsort(lives["born"])]
         numbers, inverse = np.unique(lives["thread"], return_inverse=True)
         named = np.array([self.threads.get(number, 0) for number in numbers.tolist()], np.uint64)[inverse]
-        span = spans_of(lives["enter"], named, self.marks)
-        stack = np.ascontiguousarray(lives["stack"])
-        size = np.ascontiguousarray(lives["size"])
-        previous = np.searchsorted(lives["born"], lives["previous"])
-        previous[lives["previous"] < 0] = -1
-        return Allocations(
-            address=np.ascontiguousarray(lives["address"]),
-            size=size,
-            born=lives["born"].astype(np.uint64),
-            died=lives["died"].astype(np.uint64),
-            enter=np.ascontiguousarray(lives["enter"]),
-            leave=np.ascontiguousarray(lives["leave"]),
-            span=span,
-            thread=lives["thread"].astype(np.uint32),
-            stack=stack,
-            previous=previous,
-            moved=np.ascontiguousarray(lives["moved"]),
-            stacks=stacks.resolve(self.kept, self._natives(), stack, size, span),
-            records=self.count,
-        )
+        lives["span"] = spans_of(lives["enter"], named, self.marks)
+        gathered = stacks.gather(self.kept, self._natives(), lives["stack"], lives["size"], lives["span"])
+        return Taken(lives, gathered, self.count)
 
     def _natives(self) -> NDArray[np.bool_]:
         """Whether the capture of each kept record has native frames."""

@@ -50,15 +50,16 @@ def assemble(
     reason: str = "",
     between: tuple[int, int] | None = None,
     complete: bool = True,
+    here: bool = False,
 ) -> Trace:
     """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says
-    why memray was absent.
+    why memray was absent; captures are read in this process when ``here``, else in a helper's.
     """
     moved, marks = transfers.read(spool)
     spans, seen, sites, attributes = recorder.read_spool(spool)
     spans = spans[np.argsort(spans["id"])]
     if segments:
-        blocks, unread = allocations.read(segments, marks)
+        blocks, unread = allocations.read(segments, marks, here=here)
     else:
         blocks, unread = allocations.absent(reason), []
     attributes = tuple(_with_layers(description) for description in attributes)
@@ -140,6 +141,7 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
             min_bytes=int(facts["min_bytes"]),
             reason=str(facts["reason"]),
             complete=ended,
+            here=not ended,
         )
     except FileNotFoundError as error:
         raise CopytraceError(f"{spool}: a directory, but not what a copytrace run leaves") from error

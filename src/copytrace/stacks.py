@@ -31,15 +31,23 @@ OWN_STACK = (Frame("copytrace", "copytrace", 0, layer="copytrace"),)
 """The stack of what copytrace itself allocated."""
 
 
-def resolve(
+type Entry = tuple[str, str, int]
+"""Function, file and line of a frame, as memray gives them."""
+
+type Gathered = tuple[Sequence[Entry], Sequence[Entry]]
+"""A stack, innermost first: its Python frames, and these mixed with the native ones."""
+
+
+def gather(
     records: Sequence[Any],
     native: NDArray[np.bool_],
     stack: NDArray[np.uint32],
     size: NDArray[np.uint64],
     span: NDArray[np.uint64],
-) -> tuple[tuple[Frame, ...], ...]:
+) -> list[Gathered | None]:
     """The stacks of allocations whose ``stack`` counts ``records`` from 1: of what may be payload, as it was allocated
-    inside a span or much of it. ``native``: whether the capture of each record has native frames.
+    inside a span or much of it; None for the others. ``native``: whether the capture of each record has native
+    frames.
 
     Resolving native frames takes up to a millisecond a stack and a fifth of a second for the first of a library, and
     importing one inside a span makes tens of thousands of stacks: only those that most was allocated on are resolved,
@@ -53,29 +61,31 @@ def resolve(
     with_native = np.zeros(count, bool)
     with_native[largest[:_MOST_NATIVE]] = True
     with_native[1:] &= native
-    return (
-        (),
-        *(
-            _frames(record, bool(with_native[number]), total[number]) if wanted[number] else UNRESOLVED
-            for number, record in enumerate(records, 1)
-        ),
-    )
+    return [
+        _gathered(record, bool(with_native[number]), total[number]) if wanted[number] else None
+        for number, record in enumerate(records, 1)
+    ]
 
 
-def _frames(record: Any, native: bool, total: float) -> tuple[Frame, ...]:
-    """The stack of a record, innermost first: Python frames, and native ones down to where they only run the
-    interpreter. Callbacks of ``sys.monitoring`` have no Python frame in memray's stacks.
-    """
+def _gathered(record: Any, native: bool, total: float) -> Gathered:
     python = record.stack_trace(_MAX_FRAMES)
-    native = native and (
-        total >= _MUCH_FOR_AN_IMPORT or not any(entry[1].startswith(IMPORT_MACHINERY) for entry in python)
-    )
-    if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
-        return OWN_STACK
-    mixed = python
+    if total < _MUCH_FOR_AN_IMPORT and any(entry[1].startswith(IMPORT_MACHINERY) for entry in python):
+        native = False
     if native:
         with suppress(AssertionError):  # memray 1.20 raises it now and then for hybrid stacks
-            mixed = record.hybrid_stack_trace(_MAX_FRAMES)
+            return python, record.hybrid_stack_trace(_MAX_FRAMES)
+    return python, python
+
+
+def named(gathered: Gathered | None) -> tuple[Frame, ...]:
+    """A stack as frames: Python ones, and native ones down to where they only run the interpreter. Callbacks of
+    ``sys.monitoring`` have no Python frame in memray's stacks.
+    """
+    if gathered is None:
+        return UNRESOLVED
+    python, mixed = ([tuple(entry) for entry in entries] for entries in gathered)
+    if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
+        return OWN_STACK
     known = set(python)
     frames: list[Frame] = []
     innermost = True
