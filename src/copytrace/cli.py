@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -126,6 +127,9 @@ def run(
     no_memray: Annotated[bool, typer.Option("--no-memray", help="Do not record allocations.")] = False,
     no_transfers: Annotated[bool, typer.Option("--no-transfers", help="Do not record the moves themselves.")] = False,
     min_bytes: Annotated[int, typer.Option("--min-bytes", metavar="N", min=0, help="Leave smaller buffers out.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Trace the Python processes that it starts and theirs, too.")
+    ] = False,
     keep_capture: Annotated[
         bool, typer.Option("--keep-capture", help="Keep memray's capture in FILE.memray, for copytrace flamegraph.")
     ] = False,
@@ -136,7 +140,8 @@ def run(
     program = Program("module" if module else "code" if code else "script", words[0], tuple(words[1:]))
     if not program.found:
         _misuse(f"{words[0]}: no such file; give a script, -m MODULE or -c CODE")
-    options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers, "min_bytes": min_bytes}
+    options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers}
+    options |= {"min_bytes": min_bytes, "follow": follow}
     name = output or f"{program.stem}.copytrace"
     _refuse_to_overwrite(Path(name), force)
     if keep_capture:
@@ -164,6 +169,14 @@ def execute(plan: Run) -> None:
         _say(_one_line(error))
         raise SystemExit(1) from None
     process = os.getpid()
+    waits = False
+
+    def save_late() -> None:
+        if waits and os.getpid() == process:
+            _save(plan, recording)
+
+    if recording.follow:
+        atexit.register(save_late)  # before the program's own, so after them
     ending: BaseException | None = None
     try:
         plan.program.run()
@@ -171,10 +184,18 @@ def execute(plan: Run) -> None:
         ending = error
     if os.getpid() == process:
         ending = _show(ending)
-        if not _save(plan, recording) and ending is None:
+        waits = recording.follow and _children_run(plan)
+        if not waits and not _save(plan, recording) and ending is None:
             ending = SystemExit(1)
     if ending is not None:
         raise ending
+
+
+def _children_run(plan: Run) -> bool:
+    """Whether processes are alive that the interpreter may wait for when it ends, as those of multiprocessing."""
+    from copytrace.follow import DIRECTORY, running
+
+    return running(plan.partial / DIRECTORY)
 
 
 def _show(ending: BaseException | None) -> BaseException | None:
@@ -207,9 +228,11 @@ def _show(ending: BaseException | None) -> BaseException | None:
 def _save(plan: Run, recording: Session) -> bool:
     """Close the session, save its trace and say what is in it; False when that failed."""
     from copytrace import trace
+    from copytrace._session import leave_all_but
     from copytrace.reports.wording import size
 
     try:
+        leave_all_but(recording)
         captured = sum(capture.stat().st_size for capture in plan.partial.glob("memray-*.bin"))
         with _progress(f"copytrace reads {size(captured)} of capture and resolves its names", plan.quiet):
             recording.__exit__(None, None, None)

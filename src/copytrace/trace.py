@@ -105,8 +105,10 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
     source = Path(path)
     if source.is_dir():
         from copytrace.assemble import recover
+        from copytrace.follow import DIRECTORY, collect
 
-        return LoadedTrace(recover(source))
+        parts, untraced = collect(source / DIRECTORY)
+        return LoadedTrace(replace(recover(source), parts=parts, untraced=untraced))
     try:
         with zipfile.ZipFile(source) as archive:
             trace, parts = _read(archive, source)
