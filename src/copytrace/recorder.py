@@ -109,6 +109,7 @@ class Recorder:
         "_writing",
         "failures",
         "first_failure",
+        "left",
         "lost",
         "mark",
         "next_span",
@@ -123,6 +124,8 @@ class Recorder:
         self.failures = 0
         """Errors inside probes that were swallowed since the session opened."""
         self.first_failure = ""
+        self.left: dict[int, int] = {}
+        """Operations that were left before one inside of them was, as generators do -> the one around."""
         self.lost = ""
         """Why rows are missing in the spool, empty when none are."""
         self.next_span: Callable[[], int] = itertools.count(1).__next__ if native is None else native.next_span
@@ -300,6 +303,12 @@ class Recorder:
         if os.environ.get("COPYTRACE_STRICT") == "1":
             raise error
 
+    def still_open(self, span: int) -> int:
+        """``span`` or, when it was left before an operation inside of it, the nearest around it that was not."""
+        while span in self.left:
+            span = self.left[span]
+        return span
+
     def operation(self, label: str, payload: int = 0) -> Operation:
         """A context manager around an operation named by hand, which moves ``payload`` bytes."""
         return Operation(label, payload)
@@ -328,6 +337,7 @@ class Recorder:
     def _clear(self) -> None:
         self._attributes = {}
         self._attributes_written = 0
+        self.left = {}
         for rows in (self._attribute_lines, self.spans, self.seen):
             rows.clear()
 
@@ -374,9 +384,12 @@ class Operation:
             state.current = span
 
         def close(error: int) -> None:
-            parent_span.set(parent)
-            if not waits:
-                state.current = previous
+            if parent_span.get() == span:
+                parent_span.set(recorder.still_open(parent))
+            else:
+                recorder.left[span] = parent
+            if state.current == span:
+                state.current = recorder.still_open(previous)
             if recorder.mark is mark:
                 leave = mark(thread_state().current)
                 row = (span, parent, site, attributes, state.ident, enter, leave, started)
