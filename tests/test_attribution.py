@@ -603,3 +603,43 @@ def test_temporaries_of_one_function_are_added_up_before_they_are_compared() -> 
     assert [(b.role, b.site.function, b.pieces, b.peak_bytes) for b in path.buffers] == [
         ("temporary", CONNECT.function, 300, 1_500_000)
     ]
+
+
+TAKE = Frame("unix_mmap_prim_aligned", "", 0, native=True)
+ARROW = Frame("arrow::BaseMemoryPoolImpl::Allocate", "", 0, native=True)
+WRITE_STREAM = Frame("pyarrow.lib.NativeFile.write", "", 0, native=True, layer="pyarrow")
+
+
+def test_a_pool_that_an_allocator_takes_is_said_and_not_held() -> None:
+    story = Story()
+    operation = story.enter(READ, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("bytes",))
+    story.allocate(RESULT, SIZE, EMPTY)
+    story.allocate(OTHER, 1 << 30, TAKE, ARROW, WRITE_STREAM)
+    story.move("copy", OTHER, RESULT, SIZE, PYTHON)
+    story.see(operation, OUTPUT, RESULT, SIZE)
+    story.leave(operation)
+    report = attribute(story.trace())
+    (path,) = report.paths
+    assert path.extra_at_peak_bytes == 0
+    assert [(b.role, b.layer, b.peak_bytes) for b in path.buffers] == [
+        ("extra", "pyarrow", 0),
+        ("result", "zarr.buffer", SIZE),
+    ]
+    assert report.coverage.notes == (
+        "pyarrow took 1,073.7 MB by mmap as a pool: what it holds there at peak is not known",
+    )
+
+
+def test_what_an_import_allocates_or_copies_is_on_no_path() -> None:
+    story = Story()
+    operation = story.enter(SiteInfo("copytrace.operation", "copytrace", "operation", "read"), payload=SIZE)
+    story.allocate(OTHER, 8 * SIZE, MODEL, IMPORT)
+    copy = story.enter(SiteInfo("bytes", "python", "copy", primitive="bytes"))
+    story.see(copy, INPUT, OTHER, SIZE)
+    story.allocate(BLOCK, SIZE + 33, PYTHON, MODEL, IMPORT)
+    story.see(copy, OUTPUT, BLOCK + 32, SIZE)
+    story.leave(copy)
+    story.leave(operation)
+    path = only_path(story)
+    assert (path.steps, path.extra_at_peak_bytes) == ((), 0)
+    assert [buffer for buffer in path.buffers if buffer.role == "temporary"] == []

@@ -29,7 +29,7 @@ from copytrace.model import (
     SiteRef,
     Step,
 )
-from copytrace.naming import UNKNOWN, Name, Namer, imports, reference
+from copytrace.naming import UNKNOWN, Name, Namer, reference
 from copytrace.remedies import remedy
 
 if TYPE_CHECKING:
@@ -209,6 +209,7 @@ class _Attribution:
 
     def _on_path(self, op: Operation, edges: list[Edge]) -> tuple[list[Edge], dict[int, str]]:
         """The edges of an operation that lie on the way of its payload, and the role of each region on it."""
+        edges = [edge for edge in edges if not self._by_import(edge.destination)]
         anchors, results = self._anchors(op)
         ordered = self._ordered_by_hand(op, edges)
         anchors |= {region for edge in ordered for region in (edge.source, edge.destination) if region is not None}
@@ -244,7 +245,7 @@ class _Attribution:
 
     def _ordered_by_hand(self, op: Operation, edges: Iterable[Edge]) -> list[Edge]:
         """What an operation named by hand moved in code that no probe knows (``target[:] = source``), of which nothing
-        else tells that it is payload: all but imports and what is less than a hundredth of the payload, taken together.
+        else tells that it is payload: all but what is less than a hundredth of the payload, taken together.
         """
         families: dict[tuple[str, int, int], list[Edge]] = defaultdict(list)
         for edge in edges:
@@ -253,14 +254,16 @@ class _Attribution:
                 into = self.located.regions[edge.destination] if edge.destination is not None else None
                 stack = into.stack if into is not None and into.rows else 0
                 families[edge.kind, edge.caller, stack].append(edge)
-        stacks = self.trace.allocations.stacks
         return [
             edge
-            for (_, _, stack), family in families.items()
+            for family in families.values()
             if sum(edge.nbytes for edge in family) * 100 >= op.payload
-            and not (stack and any(imports(frame) for frame in stacks[stack]))
             for edge in family
         ]
+
+    def _by_import(self, region: int | None) -> bool:
+        """Whether a region was allocated by an import: what is in it is never payload."""
+        return region is not None and self.memory.is_imported(self.located.regions[region])
 
     @staticmethod
     def _tells(span: SpanView, op: Operation) -> bool:
@@ -279,7 +282,7 @@ class _Attribution:
             if span.is_metadata or not self._tells(span, op):
                 continue
             for sighting in self.located.sightings.get(number, ()):
-                if sighting.region is None:
+                if sighting.region is None or self._by_import(sighting.region):
                     continue
                 anchors.add(sighting.region)
                 if span is not op.root and span.site.kind != "operation":
@@ -444,6 +447,7 @@ class _Attribution:
             notes.append(
                 f"allocations were not recorded ({trace.allocations.reason}): nothing is known of memory held at peak"
             )
+        notes += self._about_pools()
         if trace.transfers.lost:
             notes.append(f"{trace.transfers.lost} moves were lost because the recorder's segments were full")
         return Coverage(
@@ -460,6 +464,18 @@ class _Attribution:
             else None,
             notes=tuple(notes),
         )
+
+    def _about_pools(self) -> list[str]:
+        taken: Counter[str] = Counter()
+        for row in self.memory.pools:
+            region = self.memory.region_of(row)
+            name = self.namer.region(self.located.regions[region], 0) if region >= 0 else None
+            taken[name.layer if name else UNKNOWN] += int(self.trace.allocations.size[row])
+        return [
+            f"{layer} took {nbytes / 1e6:,.1f} MB by mmap as a pool: what it holds there at peak is not known"
+            for layer, nbytes in taken.items()
+            if nbytes >= _ARENA
+        ]
 
 
 def _is_owned(last: Step, store: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING
@@ -119,10 +120,15 @@ def _distribution(package: str, kind: str) -> str:
         return found[0] if found else ""
 
 
+def _kind_of(package: str) -> str:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return relative(file)[1] if isinstance(file, str) else ""
+
+
 @cache
 def layer_of_module(name: str, kind: str = "") -> str:
     """The layer of a Python module or of something in it; ``kind`` is what :func:`copytrace.places.relative` says of
-    it.
+    it, by default of the package that is imported under that name.
 
     A package that is not in the table has the name of its distribution, what no distribution holds is the user's.
     """
@@ -133,6 +139,7 @@ def layer_of_module(name: str, kind: str = "") -> str:
             return layer
     if parts[0] == "__main__":
         return "user"
+    kind = kind or _kind_of(parts[0])
     return _distribution(parts[0], kind) or (parts[0] if kind == "installed" else "user")
 
 
@@ -188,7 +195,7 @@ def cython_name(symbol: str) -> str:
             break
         names.append(name)
         rest = tail[1:]
-    last = re.sub(r"^\d+", "", rest).split(".", 1)[0]
+    last = re.split(r"[.(]", re.sub(r"^\d+", "", rest), maxsplit=1)[0]
     return ".".join([*names, last] if last else names) or symbol
 
 

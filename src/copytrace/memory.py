@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import re
+from itertools import pairwise, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,30 +18,42 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from copytrace.flow import Flow
-    from copytrace.lookup import Located
-    from copytrace.model import Trace
+    from copytrace.lookup import Located, Region
+    from copytrace.model import Allocations, Frame, Trace
     from copytrace.operations import Operation, Operations
 
 _MOMENTS = 200
 """Most moments of a timeline."""
 
+_POOL = re.compile(r"unix_mmap|_?mi_(os|prim|arena|reserve)|(je_|os_)?pages_map|extent_alloc_mmap")
+"""Functions of mimalloc and jemalloc that take memory by ``mmap``, to hand it out themselves."""
+
 
 class Memory:
-    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own."""
+    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own.
+
+    Nobody holds what an import allocates, nor a pool: ``pools`` are the rows of memory that an allocator took to hand
+    it out itself, of which is not known how much is in use.
+    """
 
     def __init__(self, trace: Trace, operations: Operations, located: Located, moved: Flow) -> None:
         self.blocks = trace.allocations
         self.located = located
         self.operation_of_row = _operations_of_rows(trace, operations, located, moved)
-        self._set_up = _set_up(trace, operations, self.operation_of_row)
+        stacks = self.blocks.stacks or ((),)
+        self._importing = np.array([any(map(imports, stack)) for stack in stacks])
+        pooled = np.array([_is_pool(stack) for stack in stacks])[self.blocks.stack]
+        self._held = ~(pooled | self._importing[self.blocks.stack])
+        self.pools: list[int] = np.flatnonzero(pooled).tolist()
+        self._set_up = _set_up(self.blocks, operations, np.flatnonzero(self._held & (self.operation_of_row == 0)))
         sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
         order = np.argsort(sequence)
         self._sequence = sequence[order]
         self._moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)[order]
 
     def rows_of(self, group: Sequence[Operation]) -> NDArray[np.int64]:
-        """The rows of the operations of a path."""
-        return np.flatnonzero(np.isin(self.operation_of_row, [op.root.id for op in group]))
+        """The rows that the operations of a path hold."""
+        return np.flatnonzero(np.isin(self.operation_of_row, [op.root.id for op in group]) & self._held)
 
     def high_water(
         self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
@@ -62,6 +75,10 @@ class Memory:
         set_up = self._set_up.get(group[0].store, rows[:0])
         kept = set_up[(blocks.born[set_up] <= moment) & (blocks.died[set_up] > moment)]
         return alive, kept.tolist(), owners
+
+    def is_imported(self, region: Region) -> bool:
+        """Whether an import allocated a region."""
+        return bool(region.rows) and bool(self._importing[region.stack])
 
     def region_of(self, row: int) -> int:
         """The region of a row, -1 for blocks too small to be an end of a move."""
@@ -86,7 +103,7 @@ class Memory:
         if not self.blocks.recorded or not len(self._sequence):
             return None
         op = max(group, key=lambda op: op.payload)
-        rows = np.flatnonzero(self.operation_of_row == op.root.id)
+        rows = self.rows_of([op])
         region = self.located.region_of_row[rows].tolist()
         rows = rows[np.array([roles.get(number, "temporary") in ("extra", "temporary") for number in region], bool)]
         if not len(rows):
@@ -138,23 +155,23 @@ def _operations_of_rows(trace: Trace, operations: Operations, located: Located, 
     return result
 
 
-def _set_up(trace: Trace, operations: Operations, operation_of_row: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Store -> rows that requests to it outside all operations allocated, imports left out."""
+def _set_up(blocks: Allocations, operations: Operations, free: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
+    """Store -> those of the rows ``free`` of any operation that requests to it outside all operations allocated."""
     store_of: dict[int, str] = {}
     for span in operations.spans.values():
         asked = str(span.attributes.get("store", "")) if span.site.kind == "request" else ""
         if not span.operation and (store := store_of.get(span.parent) or asked):
             store_of[span.id] = store
-    if not store_of:
-        return {}
-    blocks = trace.allocations
-    importing = np.array([any(map(imports, stack)) for stack in blocks.stacks] or [False], bool)
-    free = np.flatnonzero((operation_of_row == 0) & ~importing[blocks.stack])
     free = free[np.isin(blocks.span[free], list(store_of))]
     by_store: dict[str, list[int]] = {}
     for row, span_id in zip(free.tolist(), blocks.span[free].tolist(), strict=True):
         by_store.setdefault(store_of[span_id], []).append(row)
     return {store: np.array(rows, np.int64) for store, rows in by_store.items()}
+
+
+def _is_pool(stack: Sequence[Frame]) -> bool:
+    inmost = takewhile(lambda frame: frame.native and not frame.layer, stack)
+    return any(_POOL.match(frame.function) for frame in inmost)
 
 
 def _spread(moments: NDArray[np.float64], end: float) -> NDArray[np.float64]:

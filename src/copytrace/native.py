@@ -59,6 +59,7 @@ _TAKEN_FOR_CPP = re.compile(r"[\w.$:]+::h[0-9a-f]{16}$")
 _SUFFIX = re.compile(r"\.(?:llvm|cold|part|isra|constprop|lto_priv|localalias|\d).*$")
 _CLOSURE = re.compile(r"(?:::)?\{\{?(?:closure|shim|vtable|reify)[^}]*\}?\}")
 _PLAIN_TYPE = re.compile(r"^<([\w:]+)>(?=::)")
+_PARAMETERS = re.compile(r"\((?!anonymous namespace\))(?:[^()]|\([^()]*\))*\)(?: const)?(?: ?\[clone [^]]*\]?)*$")
 _PATH_ROOT = re.compile(r"(?<![\w:])([a-z_]\w*)::")
 
 
@@ -172,7 +173,7 @@ def readable(symbol: str) -> str:
     >>> readable("_ZN12object_store5local10read_range17h0123456789abcdefE")
     'object_store::local::read_range'
     """
-    name = demangle(symbol)
+    name = _PARAMETERS.sub("", demangle(symbol))
     if "::" not in name:
         return _SUFFIX.sub("", name)
     short = _shorten(name)

@@ -24,7 +24,7 @@ from copytrace.recorder import recorder, thread_state
 from copytrace.versions import covers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FunctionType
 
 
@@ -43,6 +43,10 @@ class _Attached:
     absent: list[Site] = field(default_factory=list)
 
 
+def _nothing() -> None:
+    pass
+
+
 class Attachment:
     """Probes attached to the libraries that are imported, and waiting for those that are not. :meth:`detach` puts
     everything back.
@@ -50,6 +54,8 @@ class Attachment:
 
     def __init__(self, probes: Iterable[Probe], broken: tuple[ProbeStatus, ...] = ()) -> None:
         self._broken = broken
+        self.changed: Callable[[], None] = _nothing
+        """Called when a library was imported and its probe attached."""
         self._lock = threading.RLock()
         self._patches: dict[tuple[int, str], Patch] = {}
         self._attached = [_Attached(probe, [*probe.families, *probe.sites]) for probe in probes]
@@ -98,6 +104,7 @@ class Attachment:
             for attached in self._attached:
                 if attached.probe.package.partition(".")[0] == name.partition(".")[0]:
                     self._try(attached)
+            self.changed()
 
     def _try(self, attached: _Attached) -> None:
         """Attach what of ``attached`` waits and can be attached."""
@@ -259,6 +266,7 @@ def _concerns(probe: Probe) -> bool:
 @cache
 def _builtin() -> tuple[Probe, ...]:
     from copytrace.probes import (
+        cramjam,
         fsspec,
         h5py,
         icechunk,
@@ -277,7 +285,7 @@ def _builtin() -> tuple[Probe, ...]:
     return (
         *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
         *(zarrista.PROBE, fsspec.PROBE, s3fs.S3FS, s3fs.AIOBOTOCORE, s3fs.AIOHTTP),
-        *(xarray.XARRAY, xarray.DASK, h5py.PROBE, tensorstore.PROBE),
+        *(xarray.XARRAY, xarray.DASK, h5py.PROBE, tensorstore.PROBE, cramjam.PROBE),
     )
 
 

@@ -32,7 +32,7 @@ def find(module: ModuleType, path: str) -> tuple[Any, str] | None:
     *parents, attribute = path.split(".")
     for name in parents:
         owner = vars(owner).get(name)
-        if not isinstance(owner, type):
+        if not isinstance(owner, type | ModuleType):
             return None
     return (owner, attribute) if _lookup(owner, attribute) is not _ABSENT else None
 
