@@ -208,7 +208,7 @@ def test_color_changes_nothing_but_the_color() -> None:
 def test_an_unknown_grouping_is_refused() -> None:
     report = reportdata.everything()
     for render in (report.to_text, report.to_markdown):
-        with pytest.raises(ValueError, match="by='file': choose path, layer or site"):
+        with pytest.raises(ValueError, match="by='file': choose path, layer, site or process"):
             render(by="file")  # type: ignore[arg-type]
 
 

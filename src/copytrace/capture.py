@@ -69,9 +69,9 @@ class Capture:
         self._running = False
         self._restore()
         if self._own is not None:
-            import memray._memray
+            import memray._memray as internal
 
-            memray._memray.tracker_creation_lock = threading.Lock()
+            vars(internal)["tracker_creation_lock"] = threading.Lock()  # or a thread that is not there may hold it
             self._own.__exit__(None, None, None)
         self._own = self._segment = None
 

@@ -140,7 +140,7 @@ def run(
     program = Program("module" if module else "code" if code else "script", words[0], tuple(words[1:]))
     if not program.found:
         _misuse(f"{words[0]}: no such file; give a script, -m MODULE or -c CODE")
-    options = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers}
+    options: dict[str, Any] = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers}
     options |= {"min_bytes": min_bytes, "follow": follow}
     name = output or f"{program.stem}.copytrace"
     _refuse_to_overwrite(Path(name), force)
@@ -273,6 +273,7 @@ def report(
     file: TraceFile,
     by_layer: Annotated[bool, typer.Option("--by-layer", help="A table of layers and paths.")] = False,
     by_site: Annotated[bool, typer.Option("--by-site", help="One entry a place in the source that copies.")] = False,
+    by_process: Annotated[bool, typer.Option("--by-process", help="What each process and task did.")] = False,
     by_path: Annotated[bool, typer.Option("--by-path", help="The flow of each path (the default).")] = False,
     format: FormatOption = Format.text,  # noqa: A002
     output: Output = None,
@@ -282,9 +283,9 @@ def report(
     ] = "",
     open_it: Annotated[bool, typer.Option("--open", help="As HTML, in the browser.")] = False,
 ) -> None:
-    if by_layer + by_site + by_path > 1:
-        _misuse("--by-layer, --by-site and --by-path exclude each other")
-    by: By = "layer" if by_layer else "site" if by_site else "path"
+    if by_layer + by_site + by_process + by_path > 1:
+        _misuse("--by-layer, --by-site, --by-process and --by-path exclude each other")
+    by: By = "layer" if by_layer else "site" if by_site else "process" if by_process else "path"
     if open_it and format not in (Format.text, Format.html):
         _misuse("--open shows HTML; give it without --format")
     loaded = load_report(file)

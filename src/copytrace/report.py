@@ -10,7 +10,7 @@ from copytrace.model import ReportData
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-type By = Literal["path", "layer", "site"]
+type By = Literal["path", "layer", "site", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Report(ReportData):
         return cls(**{field.name: getattr(data, field.name) for field in fields(ReportData)})
 
     def to_text(self, by: By = "path", width: int = 80, color: bool = False, file: str = "FILE") -> str:
-        """The report for a terminal of ``width`` columns (60 at least), grouped by ``path``, ``layer`` or ``site``.
+        """The report for a terminal of ``width`` columns (60 at least), grouped by ``path``, ``layer``, ``site``
+        or ``process``.
 
         ``file`` is what the commands that the report suggests call the trace. Raises ValueError for another ``by``.
         """
@@ -37,7 +38,7 @@ class Report(ReportData):
     def to_markdown(self, by: By = "path") -> str:
         """The report for an issue on GitHub: at most 65,536 characters, no raw HTML from names in it.
 
-        Raises ValueError for another ``by`` than ``path``, ``layer`` or ``site``.
+        Raises ValueError for another ``by`` than ``path``, ``layer``, ``site`` or ``process``.
         """
         from copytrace.reports.markdown import render
 

@@ -40,7 +40,10 @@ SCHEMA = "copytrace.trace/1"
 _HEADER = "trace.json"
 _PART = "processes/{}/"
 """Where in the archive the traces of other processes are, each in the form of the whole."""
-_MAX_MEMBER = 1 << 34
+_ALWAYS_READ = 1 << 28
+"""Bytes that a trace may always unpack to."""
+_MOST_TIMES = 200
+"""How much more than its own size a larger one may: the deflated columns of real ones are a tenth to a thirtieth."""
 _COLUMNS: dict[str, str] = {
     "address": "<u8", "size": "<u8", "born": "<u8", "died": "<u8", "enter": "<u8", "leave": "<u8", "span": "<u8",
     "thread": "<u4", "stack": "<u4", "previous": "<i8", "moved": "|b1",
@@ -51,15 +54,22 @@ _TABLES = {"spans": SPAN_DTYPE, "seen": SEEN_DTYPE, "marks": MARK_DTYPE, "transf
 class LoadedTrace:
     """A trace that was read from a file. ``trace`` is the data, ``report`` what it says."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, source: str = "") -> None:
         self.trace = trace
+        self._source = source
 
     @cached_property
     def report(self) -> Report:
-        from copytrace.processes import attribute
+        """Raises CopytraceError when the file holds what no recorder writes."""
+        from copytrace.attribution import attribute
         from copytrace.report import Report
 
-        return Report.from_data(attribute(self.trace))
+        try:
+            return Report.from_data(attribute(self.trace))
+        except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
+            if not self._source:
+                raise
+            raise CopytraceError(f"{self._source}: damaged copytrace trace ({type(error).__name__})") from error
 
 
 def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
@@ -108,12 +118,12 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         from copytrace.follow import DIRECTORY, collect
 
         parts, untraced = collect(source / DIRECTORY)
-        return LoadedTrace(replace(recover(source), parts=parts, untraced=untraced))
+        return LoadedTrace(replace(recover(source), parts=parts, untraced=untraced), str(source))
     try:
         with zipfile.ZipFile(source) as archive:
-            trace, parts = _read(archive, source)
-            others = tuple(_read(archive, source, _PART.format(number))[0] for number in range(parts))
-            return LoadedTrace(replace(trace, parts=others))
+            trace, count = _read(archive, source)
+            parts = tuple(_read(archive, source, _PART.format(number))[0] for number in range(count))
+            return LoadedTrace(replace(trace, parts=parts))
     except FileNotFoundError as error:
         partial = Path(f"{source}.partial")
         hint = f"; a run that did not end left {partial}" if partial.is_dir() else ""
@@ -181,22 +191,33 @@ def _write_array(archive: zipfile.ZipFile, name: str, column: Any) -> None:
 
 
 def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> Any:
-    info = archive.getinfo(f"{name}.npy")
-    if info.file_size > _MAX_MEMBER:
-        raise ValueError(f"{name} is too large")
-    with archive.open(info) as member:
-        column = np.lib.format.read_array(member, allow_pickle=False)
-    if column.dtype != dtype or column.ndim != 1:
-        raise ValueError(f"{name} has another type")
+    """A column, whose header must declare what it is and how much follows."""
+    with archive.open(f"{name}.npy") as member:
+        version = np.lib.format.read_magic(member)
+        if version != (1, 0):
+            raise ValueError(f"{name} is of another version")
+        shape, _, found = np.lib.format.read_array_header_1_0(member)
+        if found != dtype or len(shape) != 1:
+            raise ValueError(f"{name} has another type")
+        column: Any = np.frombuffer(bytearray(member.read()), dtype)
+    if len(column) != shape[0]:
+        raise ValueError(f"{name} is cut short")
     if dtype.kind in "ui" and dtype.itemsize == 8:
         column = np.cumsum(column, dtype=dtype)
     return column
 
 
+def _check_size(archive: zipfile.ZipFile, packed: int) -> None:
+    """Refuse what would unpack to far more than a trace of this size does."""
+    members = archive.infolist()
+    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
+        raise ValueError("packed in another way")
+    if sum(member.file_size for member in members) > max(_ALWAYS_READ, _MOST_TIMES * packed):
+        raise ValueError("it would unpack to too much")
+
+
 def _read(archive: zipfile.ZipFile, source: Path, place: str = "") -> tuple[Trace, int]:
     """The trace of one process, and how many parts its header announces."""
-    if archive.getinfo(f"{place}{_HEADER}").file_size > _MAX_MEMBER:
-        raise ValueError("the header is too large")
     header = json.loads(archive.read(f"{place}{_HEADER}"))
     schema = str(header["schema"])
     if schema != SCHEMA:

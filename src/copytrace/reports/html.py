@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from copytrace.model import COPY_KINDS
-from copytrace.reports import flowgraph, timeline, wording
+from copytrace.reports import flowgraph, processes, timeline, wording
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -92,6 +92,7 @@ def _environment() -> Environment:
     environment.filters["arrows"] = lambda text: text.replace("->", "\u2192").replace("<-", "\u2190")
     environment.globals.update(
         wording=wording,
+        processes=processes,
         draw=flowgraph.draw,
         chart=timeline.chart,
         bar_height=flowgraph.BAR,

@@ -6,7 +6,7 @@ from io import StringIO
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from copytrace.reports import wording
+from copytrace.reports import processes, wording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,17 +98,24 @@ def pad(text: str, room: int) -> str:
 
 
 def render(report: ReportData, by: str, width: int, color: bool, file: str) -> str:
-    """The report as text, grouped by ``path``, ``layer`` or ``site``; raises ValueError for another ``by``."""
-    sections: dict[str, Callable[[Page, ReportData], None]] = {"path": _by_path, "layer": _by_layer, "site": _by_site}
+    """The report as text, grouped by ``path``, ``layer``, ``site`` or ``process``; raises ValueError for another
+    ``by``.
+    """
+    sections: dict[str, Callable[[Page, ReportData], None]] = {
+        "path": _by_path,
+        "layer": _by_layer,
+        "site": _by_site,
+        "process": _by_process,
+    }
     if by not in sections:
-        raise ValueError(f"by={by!r}: choose path, layer or site")
+        raise ValueError(f"by={by!r}: choose path, layer, site or process")
     page = Page(width)
     page.flow(wording.headline(report), style="bold")
     if report.paths:
         sections[by](page, report)
     page.blank()
     page.line(("What could be seen", "bold"))
-    for sentence in wording.sight(report):
+    for sentence in (*processes.told(report), *wording.sight(report)):
         page.flow(sentence, indent=2)
     if len(page.lines) >= SCREEN:
         page.blank()
@@ -151,7 +158,7 @@ def _by_path(page: Page, report: ReportData) -> None:
             what = "temporary" if buffer.role == "temporary" else "filled by no move seen"
             owner = wording.plain(f"{buffer.layer}  {wording.short(buffer.site.function)}")
             page.flow(f"also held at peak: {wording.size(buffer.peak_bytes)} by {owner} ({what})", indent=2)
-        for caution in wording.cautions(path):
+        for caution in processes.cautions(path):
             page.flow(caution, indent=2, style="yellow")
 
 
@@ -297,3 +304,30 @@ def _by_site(page: Page, report: ReportData) -> None:
     if not sites:
         page.blank()
         page.line(("No copies.", ""))
+
+
+# --- by process ------------------------------------------------------------------------------------------------------
+
+
+def _by_process(page: Page, report: ReportData) -> None:
+    found = processes.tables(report)
+    for table in found:
+        page.blank()
+        page.flow(table.title, style="cyan")
+        if table.rows:
+            _table(page, table)
+    if not found:
+        page.blank()
+        page.line(("One process.", ""))
+
+
+def _table(page: Page, table: processes.Table) -> None:
+    """Rows beneath their headings; the first column has what room the others leave."""
+    widths = [max(columns(cell) for cell in cells) for cells in zip(table.columns, *table.rows, strict=True)]
+    widths[0] = max(min(widths[0], page.width - 2 - sum(width + 2 for width in widths[1:])), 10)
+    for row in (table.columns, *table.rows):
+        cells = [
+            pad(cell, width) if name in table.left else cell.rjust(width)
+            for name, cell, width in zip(table.columns, row, widths, strict=True)
+        ]
+        page.line(("  " + "  ".join(cells), "bold" if row is table.columns else ""))
