@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from copytrace.reports import issue, wording
+from copytrace.reports import issue, processes, wording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,7 +37,8 @@ _ROOMS = (
 
 
 def render(report: ReportData, by: str) -> str:
-    """The report as Markdown, grouped by ``path``, ``layer`` or ``site``; raises ValueError for another ``by``.
+    """The report as Markdown, grouped by ``path``, ``layer``, ``site`` or ``process``; raises ValueError for another
+    ``by``.
 
     What does not fit in :data:`LIMIT` characters is left out, the largest rows last, and its number said.
     """
@@ -45,9 +46,10 @@ def render(report: ReportData, by: str) -> str:
         "path": _by_path,
         "layer": _by_layer,
         "site": _by_site,
+        "process": _by_process,
     }
     if by not in sections:
-        raise ValueError(f"by={by!r}: choose path, layer or site")
+        raise ValueError(f"by={by!r}: choose path, layer, site or process")
     for room in _ROOMS:
         lines = [f"**{wording.headline(report, code)}**", "", *sections[by](report, room), *_unseen(report, room)]
         if room.details:
@@ -57,6 +59,18 @@ def render(report: ReportData, by: str) -> str:
     while length(lines) > LIMIT:
         del lines[-max(len(lines) // 10, 1) :]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _by_process(report: ReportData, room: Room) -> list[str]:
+    lines = []
+    for found in processes.tables(report):
+        sides = {name: "left" if name in found.left else "right" for name in found.columns}
+        rows = [
+            [code(cell) if name in found.left else cell for name, cell in zip(sides, row, strict=True)]
+            for row in found.rows
+        ]
+        lines += [f"### {prose(found.title)}", "", *(table(sides, rows[: room.rows]) if rows else []), ""]
+    return lines or ["One process.", ""]
 
 
 def length(lines: Sequence[str]) -> int:
@@ -83,9 +97,9 @@ def prose(text: str) -> str:
     return re.sub(r"@|\\#", "\\g<0>\u200b", text)
 
 
-def linked(site: SiteRef) -> str:
-    """The function of a site as code, a link to its source where that is known."""
-    name = code(site.function)
+def linked(site: SiteRef, brief: bool = False) -> str:
+    """The function of a site as code, a link to its source where that is known; ``brief`` for a column of a table."""
+    name = code(wording.short(site.function, 28) if brief else site.function)
     if not name or not re.match(r"https?://[^\s]", site.url):
         return name
     url = re.sub(
@@ -157,7 +171,7 @@ def _path(path: Path, report: ReportData, room: Room) -> list[str]:
     ]
     shown = _largest(path.steps, room.rows, lambda step: (step.avoidable_bytes, step.bytes))
     if shown:
-        lines += table(_STEPS, [*(_step(step, report) for step in shown), *_totals(path, report)])
+        lines += table(_STEPS, [*(_step(step, report) for step in shown), _total(path, report)])
         lines += _more(len(path.steps), len(shown), "row")
         lines.append("")
     held = [
@@ -166,14 +180,14 @@ def _path(path: Path, report: ReportData, room: Room) -> list[str]:
         for buffer in wording.idle(path)[: room.rows]
     ]
     remedies = [f"- {_remedy(known)}" for known in wording.advice(shown)]
-    cautions = [f"- {prose(caution)}" for caution in wording.cautions(path)[: room.rows]]
+    cautions = [f"- {prose(caution)}" for caution in processes.cautions(path)[: room.rows]]
     beneath = [*remedies, *held, *cautions]
     return [*lines, *beneath, *([""] if beneath else [])]
 
 
 def _remedy(known: wording.Advice) -> str:
     """Which functions, where that was reported or mended (a link), and what to do."""
-    functions = dict.fromkeys(code(f"{step.layer} {wording.short(step.site.function)}") for step in known.steps)
+    functions = dict.fromkeys(code(f"{step.layer} {wording.short(step.site.function, 28)}") for step in known.steps)
     state = f"[{prose(known.state)}]({known.url})" if known.url else prose(known.state)
     return f"{wording.some(list(functions), 4)}: {state}{prose(known.text.removeprefix(known.state))}"
 
@@ -181,7 +195,7 @@ def _remedy(known: wording.Advice) -> str:
 def _step(step: Step, report: ReportData) -> list[str]:
     return [
         code(step.layer) or "?",
-        linked(step.site) or "?",
+        linked(step.site, brief=True) or "?",
         _what(step),
         f"{step.bytes:,}",
         _ratio(step.ratio),
@@ -196,13 +210,9 @@ def _what(step: Step) -> str:
     return ", ".join(part for part in (step.kind, amount, f"**{guilt}**" if step.avoidable_bytes else guilt) if part)
 
 
-def _totals(path: Path, report: ReportData) -> list[list[str]]:
+def _total(path: Path, report: ReportData) -> list[str]:
     peak = f"**{path.extra_at_peak_bytes:,}**" if report.coverage.memray else "-"
-    return [
-        ["", "", "**copied**", f"**{path.copied_bytes:,}**", f"**{_ratio(path.copies)}**", peak, ""],
-        ["", "", "best achievable", "", f"{path.best_achievable:.2f}", "", ""],
-        ["", "", "avoidable", "", _ratio(path.avoidable), "", ""],
-    ]
+    return ["", "", "**copied**", f"**{path.copied_bytes:,}**", f"**{_ratio(path.copies)}**", peak, ""]
 
 
 # --- by layer and by site --------------------------------------------------------------------------------------------
@@ -279,7 +289,7 @@ def _unseen(report: ReportData, room: Room) -> list[str]:
     return [
         "#### What could be seen",
         "",
-        *(f"- {prose(sentence)}" for sentence in wording.sight(report)[: room.rows]),
+        *(f"- {prose(sentence)}" for sentence in [*processes.told(report), *wording.sight(report)][: room.rows]),
         "",
     ]
 
