@@ -12,7 +12,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import copytrace
+from copytrace.transfers import _extension
+
+needs_the_hook = pytest.mark.skipif(_extension()[0] is None, reason="needs the native hook")
+"""What moves in native code between buffers that no probe is handed is not told without it."""
 
 COPIES = frozenset({"copy", "join", "gather", "convert", "encode", "decode", "scatter"})
 

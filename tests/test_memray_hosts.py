@@ -15,6 +15,8 @@ pytest.importorskip("memray")
 
 HOSTS = Path(__file__).with_name("hosts")
 NBYTES = 4 * 3_000_017
+ARENA = 1 << 20
+"""Without the extension spans are made of Python objects, for which CPython may take an arena while a tracker runs."""
 WORKING = (
     "plain",
     "outside",
@@ -65,7 +67,7 @@ def test_a_script_with_trackers_is_as_it_is_alone_and_attributed(tmp_path: Path)
     alone, beside = ([int(line) for line in run.stdout.split()] for run in (bare, done))
     assert len(beside) == len(alone) == len(WORKING) - WORKING.count("outside")
     for one, other in zip(alone, beside, strict=True):
-        assert abs(one - other) <= 0.01 * one
+        assert abs(one - other) <= 0.01 * one + (0 if report["coverage"]["transfers"] else ARENA)
     path = write_of(report)
     steps = path["steps"]
     assert {(step["kind"], step["layer"], step["site"]["function"]) for step in steps} == {

@@ -125,6 +125,7 @@ def described(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str | None])
         def read_text(self, name: str) -> str | None:
             return installed[self.name] if name == "direct_url.json" else "pip\n"
 
+    monkeypatch.setattr(environment, "_installed", environment._installed.__wrapped__)
     monkeypatch.setattr(environment.metadata, "distribution", Distribution)
     for name in installed:
         monkeypatch.setitem(environment.sys.modules, name, environment)

@@ -11,6 +11,7 @@ import zarr  # noqa: F401  (suites that run in this process find it imported)
 
 from copytrace import attribution, session  # noqa: F401
 from copytrace.reports import limits  # noqa: F401
+from stacks import needs_the_hook
 
 pytest_plugins = ["pytester"]
 
@@ -340,6 +341,7 @@ async def test_write(tmp_path, store):
     run(suite).assert_outcomes(passed=1, failed=1)
 
 
+@needs_the_hook
 def test_beside_pytest_memray(suite: pytest.Pytester) -> None:
     suite.makepyfile(f"""{HELP}
 @pytest.mark.limit_copies(0, path="write*")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stacks import copies, functions, only, trace
+from stacks import copies, functions, needs_the_hook, only, trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ ARRAY = f"a = np.random.default_rng(7).random(({SIDE}, {SIDE}), dtype='f4')\n"
 SAME = "assert np.array_equal(np.asarray(out), a)"
 
 
+@needs_the_hook
 def test_icechunk_moves_a_raw_read_twice_in_rust_before_the_scatter(tmp_path: Path) -> None:
     report = trace(
         tmp_path,
@@ -54,6 +55,7 @@ builder = ArrayBuilder(grid, DataType.from_string("float32"), FillValue(bytes(4)
 """
 
 
+@needs_the_hook
 @pytest.mark.parametrize("call", ["array[:, :] = a", "array.store_array_subset((slice(None), slice(None)), a)"])
 def test_zarrista_copies_a_raw_write_once_and_reads_without_a_copy(tmp_path: Path, call: str) -> None:
     report = trace(
@@ -78,6 +80,7 @@ def test_zarrista_copies_a_raw_write_once_and_reads_without_a_copy(tmp_path: Pat
     assert (read.copied_bytes, read.fetched_bytes, read.extra_at_peak_bytes // 4096) == (0, SIZE, 0)
 
 
+@needs_the_hook
 def test_zarrista_with_zstd_is_one_encode_and_one_decode_into_the_result(tmp_path: Path) -> None:
     report = trace(
         tmp_path,
@@ -134,6 +137,7 @@ def test_every_call_of_zarrista_that_moves_data_is_an_operation(tmp_path: Path) 
     assert report.coverage.unattributed_bytes == 0
 
 
+@needs_the_hook
 def test_the_zarrs_pipeline_is_named_by_crate_and_function(tmp_path: Path) -> None:
     report = trace(
         tmp_path,
@@ -175,6 +179,7 @@ def test_fsspec_maps_turn_arrays_into_bytes_and_files_do_not(tmp_path: Path) -> 
     assert str(tmp_path) not in report.to_json()
 
 
+@needs_the_hook
 def test_h5py_copies_are_named_by_hdf5s_functions(tmp_path: Path) -> None:
     report = trace(
         tmp_path,
@@ -195,6 +200,7 @@ def test_h5py_copies_are_named_by_hdf5s_functions(tmp_path: Path) -> None:
     assert (read.copied_bytes, read.fetched_bytes) == (0, SIZE)
 
 
+@needs_the_hook
 def test_tensorstores_threads_are_named(tmp_path: Path) -> None:
     report = trace(
         tmp_path,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from copytrace.matrix.server import KEY, REGION, SECRET, make_bucket, s3_server
-from stacks import copies, functions, only, trace
+from stacks import copies, functions, needs_the_hook, only, trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,7 @@ z[...] = a
 _ROUND_TRIP = _WRITE + "out = z[...]\n"
 
 
+@needs_the_hook
 def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(tmp_path: Path, server: str) -> None:
     report = trace(tmp_path, _ROUND_TRIP, before=ARRAY + _s3fs(server), after=SAME)
     write, read = only(report, "write"), only(report, "read")
@@ -90,6 +91,7 @@ def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(t
     }
 
 
+@needs_the_hook
 def test_s3fs_over_https_names_the_same_layers(tmp_path: Path, encrypted: str) -> None:
     before = "import warnings; warnings.simplefilter('ignore')\n" + ARRAY + _s3fs(encrypted)
     report = trace(tmp_path, _ROUND_TRIP, before=before, after=SAME)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _IDLE = 5.0
 """Seconds without a question after which the helper ends."""
+_MOST = 1 << 30
+"""Bytes from which it ends when it has answered."""
 _PROGRAM = """
 import os, sys
 os.setsid()
@@ -114,7 +116,9 @@ _MARKS, _LIVES, _REST = "marks.npy", "lives.npy", "rest.json"
 
 
 def serve(idle: float) -> None:
-    """Answer questions on standard input until it ends or none has come for ``idle`` seconds."""
+    """Answer questions on standard input until it ends, none has come for ``idle`` seconds, or much memory is kept."""
+    from resource import RUSAGE_SELF, getrusage
+
     from copytrace.allocations import Segment, take
 
     while select.select([sys.stdin.buffer], [], [], idle)[0] and (line := sys.stdin.buffer.readline()):
@@ -126,6 +130,8 @@ def serve(idle: float) -> None:
         (folder / _REST).write_text(json.dumps([taken.stacks, taken.records, notes]), errors="surrogatepass")
         sys.stdout.buffer.write(b"done\n")
         sys.stdout.buffer.flush()
+        if getrusage(RUSAGE_SELF).ru_maxrss << 10 > _MOST:
+            return
 
 
 def _read_answer(folder: Path) -> tuple[Taken, list[str]]:
