@@ -121,9 +121,10 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         return LoadedTrace(replace(recover(source), parts=parts, untraced=untraced), str(source))
     try:
         with zipfile.ZipFile(source) as archive:
+            _check_size(archive, source.stat().st_size)
             trace, count = _read(archive, source)
             parts = tuple(_read(archive, source, _PART.format(number))[0] for number in range(count))
-            return LoadedTrace(replace(trace, parts=parts))
+            return LoadedTrace(replace(trace, parts=parts), str(source))
     except FileNotFoundError as error:
         partial = Path(f"{source}.partial")
         hint = f"; a run that did not end left {partial}" if partial.is_dir() else ""
