@@ -1,9 +1,11 @@
-"""What the native hook costs a copy, and what a mark costs.
+"""What the native hook costs a copy, what a mark costs, and what the hook costs zarr.
 
-    python benchmarks/hook.py [--rounds 15]
+    python benchmarks/hook.py [--rounds 15] [--chunks 4096]
 
 Copies of several sizes run bare and recorded in turn, in one thread's processor time; a mark is compared with a call of
-``id``. Printed are medians, in nanoseconds.
+``id``. Printed are medians, in nanoseconds. Then chunks of 64 KiB are written to a MemoryStore and read back, bare and
+with the hook alone in turn, in one process and its processor time: medians in seconds, and the median of the ratios of
+neighbours.
 """
 
 from __future__ import annotations
@@ -73,10 +75,47 @@ def marks(rounds: int) -> None:
         print(f"{title}  {statistics.median(taken):,.1f}")
 
 
+def through_zarr(rounds: int, chunks: int) -> None:
+    import numpy as np
+    import zarr
+
+    data = np.random.default_rng(0).integers(1, 255, chunks << 16, dtype="u1")
+
+    def spent(recording: Recording | None = None) -> float:
+        del recording
+        started = time.process_time()
+        array = zarr.create_array(
+            zarr.storage.MemoryStore(),
+            shape=data.shape,
+            chunks=(1 << 16,),
+            dtype="u1",
+            compressors=None,
+            config={"write_empty_chunks": True},
+        )
+        array[...] = data
+        array[...]
+        return time.process_time() - started
+
+    spent()
+    bare, hooked = [], []
+    for number in range(rounds):
+        turns = [lambda: bare.append(spent()), lambda: hooked.append(recorded(spent))]
+        for turn in turns[:: 1 if number % 2 else -1]:
+            turn()
+    print(
+        f"{chunks} chunks through a MemoryStore: bare {statistics.median(bare):.3f} s, hooked "
+        f"{statistics.median(hooked):.3f} s, {statistics.median(hooked) / statistics.median(bare):.3f} x; neighbours "
+        f"{statistics.median(after / before for before, after in zip(bare, hooked, strict=True)):.3f} x; fastest "
+        f"{min(hooked) / min(bare):.3f} x"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--chunks", type=int, default=4096)
     arguments = parser.parse_args()
+    through_zarr(arguments.rounds, arguments.chunks)
     copies(arguments.rounds)
     marks(arguments.rounds)
 
