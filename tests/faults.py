@@ -235,6 +235,15 @@ def _raised(work: Callable[[], Any]) -> BaseException | None:
     return None
 
 
+def interruptible(numbers: range) -> Iterator[int]:
+    """With Python's own handler of ``SIGINT``, also where a shell started this to ignore it."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield from numbers
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 @fault("KeyboardInterrupt in a store", "`SIGINT` is sent to the process while a chunk is written")
 def interrupted_store(scene: Scene) -> None:
     def interrupt() -> Any:
@@ -242,11 +251,12 @@ def interrupted_store(scene: Scene) -> None:
         return asyncio.sleep(0.2)
 
     array = scene.array(Meets(interrupt))
-    with scene.session():
-        scene.step()
-        scene.attempt(lambda: array.__setitem__(slice(None), SOURCE))
-        time.sleep(0.5)
-        scene.step()
+    for _ in interruptible(range(1)):
+        with scene.session():
+            scene.step()
+            scene.attempt(lambda: array.__setitem__(slice(None), SOURCE))
+            time.sleep(0.5)
+            scene.step()
 
 
 @fault("KeyboardInterrupt anywhere", "a timer sends `SIGINT` at random moments of 30 runs of work that is probed")
@@ -255,7 +265,7 @@ def interrupted_anywhere(scene: Scene) -> None:
     passed = 0
     previous = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        for _ in range(30):
+        for _ in interruptible(range(30)):
             with scene.session(memray=False):
                 scene.step()
                 try:
