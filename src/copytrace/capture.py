@@ -8,6 +8,7 @@ again. The captures of a session are then segments in a row.
 from __future__ import annotations
 
 import shutil
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,14 @@ class Capture:
         self._lock = threading.RLock()
         self._running = False
         self._restore()
+        internal = sys.modules.get("memray._memray")
+        if internal is not None:
+            vars(internal)["tracker_creation_lock"] = threading.Lock()  # a thread that is not there may hold the other
         if self._own is not None:
-            import memray._memray as internal
-
-            vars(internal)["tracker_creation_lock"] = threading.Lock()  # or a thread that is not there may hold it
             self._own.__exit__(None, None, None)
+        for name in ("_name", "_ident"):  # another thread may have been about to open or close a capture
+            if name in vars(threading.Thread):
+                delattr(threading.Thread, name)
         self._own = self._segment = None
 
     def all_segments(self) -> list[Segment]:
@@ -93,11 +97,12 @@ class Capture:
             self._number += 1
             path = self.spool / f"memray-{self._number}.bin"
             segment = Segment(path, self.recording.marks(), self.native)
-            tracker = _plain(memray.Tracker)(path, native_traces=self.native)
+            destination = memray.FileDestination(path, compress_on_exit=False)  # it is read once, and soon
+            tracker = _plain(memray.Tracker)(destination=destination, native_traces=self.native)
             try:
                 tracker.__enter__()
             except RuntimeError as error:
-                del tracker  # it compresses its file, and complains when there is none
+                del tracker
                 path.unlink(missing_ok=True)
                 self.notes.append(
                     f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})"

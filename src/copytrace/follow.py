@@ -222,6 +222,8 @@ def leave() -> None:
         if _leave is not None:
             _leave()
         followed.tell(ended=True)
+    except OSError:
+        return  # the session is over, and its directory gone
     except Exception:
         if os.environ.get("COPYTRACE_STRICT") == "1":
             raise

@@ -45,5 +45,5 @@ def _hand_on() -> None:
 try:
     _hand_on()
 finally:
-    if os.environ.get("COPYTRACE_FOLLOW"):
+    if os.path.isdir(os.environ.get("COPYTRACE_FOLLOW", "")):
         _begin()
