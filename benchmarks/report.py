@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -39,11 +40,12 @@ from pathlib import Path
 from copytrace.assemble import recover
 from copytrace.trace import LoadedTrace
 import memray, numpy
-began = time.perf_counter()
+began = time.perf_counter(), time.process_time()
 trace = recover(Path(sys.argv[1]))
-assembled = time.perf_counter()
+assembled = time.perf_counter(), time.process_time()
 LoadedTrace(trace).report.to_text()
-print(assembled - began, time.perf_counter() - assembled)
+ended = time.perf_counter(), time.process_time()
+print(*(b - a for a, b in zip(began + assembled, assembled + ended)))
 """
 
 
@@ -54,27 +56,35 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spool = Path(folder) / "spool"
-        made = _python(RECORD, str(spool), str(options.chunks))
-        facts = json.loads(made)
+        facts = json.loads(_python(RECORD, str(spool), str(options.chunks)))
         captures = sorted(spool.glob("memray-*.bin"))
-        reading: list[float] = []
-        judging: list[float] = []
-        stats: list[float] = []
+        built: list[list[float]] = []
+        stats: list[tuple[float, float]] = []
         for _ in range(options.rounds):
-            first, second = map(float, _python(BUILD, str(spool)).split())
-            reading.append(first)
-            judging.append(second)
-            began = time.perf_counter()
-            for capture in captures:
-                subprocess.run([sys.executable, "-m", "memray", "stats", str(capture)], check=True, capture_output=True)
-            stats.append(time.perf_counter() - began)
+            built.append([*map(float, _python(BUILD, str(spool)).split())])
+            stats.append(_spent([sys.executable, "-m", "memray", "stats", *map(str, captures)]))
         size = (Path(folder) / "run.copytrace").stat().st_size
-    total = statistics.median(a + b for a, b in zip(reading, judging, strict=True))
-    peer = statistics.median(stats)
-    print(f"spans {facts['spans']}, memray records {facts['records']}, trace {size / facts['spans']:.0f} bytes a span")
-    print(f"reading {statistics.median(reading):.3f} s, attributing {statistics.median(judging):.3f} s")
-    print(f"report {total:.3f} s: {facts['records'] / total:,.0f} records a second")
-    print(f"memray stats {peer:.3f} s: the report takes {total / peer:.2f} x as long")
+    reading, reading_cpu, judging, judging_cpu = (statistics.median(column) for column in zip(*built, strict=True))
+    peer, peer_cpu = (statistics.median(column) for column in zip(*stats, strict=True))
+    records = facts["records"]
+    print(f"spans {facts['spans']}, memray records {records}, trace {size / facts['spans']:.0f} bytes a span")
+    print(
+        f"reading {reading:.3f} s ({reading_cpu:.3f} s of the processor), attributing {judging:.3f} ({judging_cpu:.3f})"
+    )
+    for what, own, other in (
+        ("elapsed", reading + judging, peer),
+        ("of the processor", reading_cpu + judging_cpu, peer_cpu),
+    ):
+        print(f"report {own:.3f} s {what}: {records / own:,.0f} records a second, {own / other:.2f} x memray stats")
+
+
+def _spent(command: list[str]) -> tuple[float, float]:
+    """Seconds elapsed and of the processor."""
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return time.perf_counter() - began, used
 
 
 def _python(code: str, *arguments: str) -> str:
