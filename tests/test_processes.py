@@ -83,7 +83,7 @@ def statuses(report: Report) -> Mapping[str, str]:
 # --- how children are started ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_each_start_method(method: str, tmp_path: Path) -> None:
     body = """
     print("imported as", __name__, flush=True)
@@ -270,6 +270,7 @@ def test_forks_while_threads_run(tmp_path: Path) -> None:
     assert set(statuses(report).values()) == {"complete"}
 
 
+@pytest.mark.slow
 def test_children_that_nobody_waits_for(tmp_path: Path) -> None:
     """The interpreter joins those of multiprocessing at its end, and the trace waits for that."""
     body = """

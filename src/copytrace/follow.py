@@ -90,10 +90,12 @@ class Followed:
         self._facts: dict[str, Any] = {"kind": kind, "started": time.perf_counter_ns(), "ended": False}
         self._lock = _hold(self._place / _RUNNING)
         self.tell()
-        if "multiprocessing.util" in sys.modules or "--multiprocessing-fork" in sys.orig_argv:
+        if "multiprocessing.util" in sys.modules:
             from multiprocessing import util
 
-            util.register_after_fork(self, Followed.tell)  # when a child of multiprocessing has its name
+            util.register_after_fork(self, Followed.tell)  # when it has its name
+        elif "--multiprocessing-fork" in sys.orig_argv:
+            self._name_when_prepared()
 
     def tell(self, **facts: Any) -> None:
         """Write down what is known of this process, its name above all."""
@@ -104,6 +106,21 @@ class Followed:
         temporary = self._place / f"{_FACTS}.new"
         temporary.write_text(json.dumps(self._facts))
         temporary.replace(self._place / _FACTS)
+
+    def _name_when_prepared(self) -> None:
+        """Learn the name that multiprocessing gives to what it spawned, which its first message tells."""
+        from multiprocessing import spawn
+
+        prepare = spawn.prepare
+
+        @functools.wraps(prepare)
+        def name_and_prepare(data: dict[str, Any]) -> None:
+            spawn.prepare = prepare
+            self.name = str(data.get("name", self.name))
+            self.tell()
+            prepare(data)
+
+        spawn.prepare = name_and_prepare  # type: ignore[assignment]
 
 
 def _hold(path: Path) -> IO[bytes]:
