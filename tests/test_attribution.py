@@ -290,6 +290,16 @@ def test_a_nested_mover_is_counted_once() -> None:
     assert [(s.kind, s.bytes) for s in copies(only_path(story))] == [("copy", SIZE)]
 
 
+@pytest.mark.parametrize(("nbytes", "paths"), [(0, 0), (1, 1)])
+def test_a_codec_that_was_called_with_nothing_is_no_path(nbytes: int, paths: int) -> None:
+    story = Story()
+    alone = story.enter(ENCODE)
+    story.see(alone, INPUT, SOURCE, nbytes)
+    story.see(alone, OUTPUT, BLOCK, 1)
+    story.leave(alone)
+    assert len(attribute(story.trace()).paths) == paths
+
+
 def test_a_join_counts_its_pieces() -> None:
     story = Story()
     operation = story.enter(WRITE, payload=SIZE, api="zarr.Array", store="LocalStore", codecs=("sharding(bytes)",))

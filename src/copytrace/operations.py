@@ -25,7 +25,8 @@ _IN_MEMORY = frozenset({"MemoryStore", "ManagedMemoryStore", "GpuMemoryStore", "
 _RAW_CODECS = frozenset(
     {"", "bytes", "transpose", "sharding", "sharding_indexed", "crc32c", "vlen-utf8", "vlen-bytes", "endian"}
 )
-_ROOTS = frozenset({"request", "encode", "decode"})
+_CODEC_KINDS = frozenset({"encode", "decode"})
+_ROOTS = _CODEC_KINDS | {"request"}
 
 
 def is_metadata(attributes: Mapping[str, Any]) -> bool:
@@ -90,7 +91,9 @@ class Operations:
 
 
 def group(trace: Trace) -> Operations:
-    """Find the operations of a trace. Spans below none of them (metadata, the user's own code) have ``operation`` 0."""
+    """Find the operations of a trace. Spans below none of them (metadata, the user's own code) have ``operation`` 0.
+    A codec that was called by itself with nothing (libraries try theirs out when they are imported) is none.
+    """
     spans: dict[int, SpanView] = {}
     chains: dict[tuple[int, int, int], int] = {}
     about_callers = [number if _CALLERS & a.keys() else -1 for number, a in enumerate(trace.attributes)]
@@ -129,7 +132,8 @@ def group(trace: Trace) -> Operations:
     of_roots = trace.seen[np.isin(trace.seen["span"], np.array(list(members), np.uint64))]
     for number, role, nbytes in of_roots[["span", "role", "nbytes"]].tolist():
         seen[number, role] += nbytes
-    return Operations(spans, {root: _operation(spans[root], inside, spans, seen) for root, inside in members.items()})
+    found = (_operation(spans[root], inside, spans, seen) for root, inside in members.items())
+    return Operations(spans, {op.root.id: op for op in found if op.payload or op.root.site.kind not in _CODEC_KINDS})
 
 
 def _adopt_lone_roots(spans: dict[int, SpanView]) -> None:
@@ -163,11 +167,11 @@ def _operation(
     if not store and outermost:
         store = str(outermost[0].attributes.get("store", ""))
     codecs = next((tuple(a["codecs"]) for a in described if a.get("codecs")), ())
-    if not codecs and root.site.kind in ("encode", "decode"):
+    if not codecs and root.site.kind in _CODEC_KINDS:
         codecs = (str(root.attributes.get("codec") or root.site.name.rsplit(".", 1)[0].rsplit(".", 1)[-1].lower()),)
     stated = (s.site.direction for s in (root, *inside) if s.site.kind == "operation" and s.site.direction)
     asked = (s.site.direction for s in requests if s.site.direction)
-    direction = root.site.kind if root.site.kind in ("encode", "decode") else next(chain(stated, asked), "")
+    direction = root.site.kind if root.site.kind in _CODEC_KINDS else next(chain(stated, asked), "")
     api = str(root.attributes.get("api") or root.attributes.get("label") or root.site.name)
     return Operation(
         root=root,
