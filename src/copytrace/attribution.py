@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace import flow, inference, lookup, operations, transforms
+from copytrace import flow, inference, lookup, operations, tasks, transforms
 from copytrace.answerable import answered_for
 from copytrace.collecting import no_collection
 from copytrace.environment import released
@@ -69,6 +69,7 @@ def _attribute(trace: Trace) -> ReportData:
         label=trace.label,
         spans=len(trace.spans),
         records=trace.allocations.records,
+        tasks=tasks.numbered(tasks.tell(trace, ops, work.copied)),
     )
 
 
@@ -102,6 +103,8 @@ class _Attribution:
         self.namer = Namer(trace, ops, located, moved.edges)
         self.memory = Memory(trace, ops, located, moved)
         self.used: set[int] = set()
+        self.copied: dict[int, int] = {}
+        """Bytes that each operation copied, by its span."""
 
     # --- paths
 
@@ -122,6 +125,7 @@ class _Attribution:
         edges: list[Edge] = []
         for op in group:
             kept, of_op = self._on_path(op, all_edges.get(op.root.id, []))
+            self.copied[op.root.id] = sum(edge.nbytes for edge in kept if edge.kind in COPY_KINDS)
             edges += kept
             roles |= of_op
         edges.sort(key=lambda edge: edge.sequence)

@@ -20,6 +20,7 @@ PACKAGES = (
         "cramjam",
         "cubed",
         "dask",
+        "distributed",
         "fsspec",
         "gcsfs",
         "h5py",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from copytrace import attribution
 from copytrace.attribution import layer_totals, ratio, weakest
 from copytrace.model import Buffer, Coverage, Path, Process, ReportData, Share, Step
+from copytrace.tasks import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -48,7 +49,7 @@ def merge(processes: Sequence[Process], reports: Sequence[ReportData], untraced:
         spans=sum(report.spans for report in reports),
         records=sum(report.records for report in reports),
         notes=tuple(dict.fromkeys(note for report in reports for note in report.notes)),
-        tasks=tuple(
+        tasks=numbered(
             replace(task, process=process.name)
             for process, report in zip(processes, reports, strict=True)
             for task in report.tasks

@@ -267,6 +267,7 @@ def _concerns(probe: Probe) -> bool:
 def _builtin() -> tuple[Probe, ...]:
     from copytrace.probes import (
         cramjam,
+        engines,
         fsspec,
         h5py,
         icechunk,
@@ -286,6 +287,7 @@ def _builtin() -> tuple[Probe, ...]:
         *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
         *(zarrista.PROBE, fsspec.PROBE, s3fs.S3FS, s3fs.AIOBOTOCORE, s3fs.AIOHTTP),
         *(xarray.XARRAY, xarray.DASK, h5py.PROBE, tensorstore.PROBE, cramjam.PROBE),
+        *(engines.DISTRIBUTED, engines.CUBED),
     )
 
 
