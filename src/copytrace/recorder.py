@@ -419,7 +419,9 @@ def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo,
     sites = tuple(SiteInfo(**fields) for fields in _lines((spool / _SITES).read_bytes()))
     attributes = tuple(_lines(whole(spool, _ATTRIBUTES, _FILES[_ATTRIBUTES])))
     spans, seen = _rows(spool, _SPANS, SPAN_DTYPE), _rows(spool, _SEEN, SEEN_DTYPE)
-    spans = spans[(spans["site"] < len(sites)) & (spans["attributes"] < len(attributes))]
+    spans = spans[
+        (spans["site"] < len(sites)) & (spans["attributes"] < len(attributes)) & (spans["parent"] < spans["id"])
+    ]
     return spans, seen[np.isin(seen["span"], spans["id"])], sites, attributes
 
 

@@ -244,6 +244,7 @@ def _read(archive: zipfile.ZipFile, source: Path, place: str = "") -> tuple[Trac
     stacks = tuple(tuple(frames[i] for i in stack) for stack in allocated["stacks"])
     _within(columns["stack"], len(stacks))
     _within(columns["previous"] + 1, len(columns["previous"]) + 1)
+    _in_order(tables["spans"])
     _within(tables["spans"]["site"], len(header["sites"]))
     _within(tables["spans"]["attributes"], len(header["attributes"]))
     _within(tables["transfers"]["caller"], len(moved["callers"]))
@@ -288,6 +289,12 @@ def _probe(data: dict[str, Any]) -> ProbeStatus:
 
 def _process(data: dict[str, Any]) -> Process:
     return Process(**{field.name: str(data[field.name]) for field in fields(Process) if field.name in data})
+
+
+def _in_order(spans: Any) -> None:
+    """Spans are sorted by their numbers, and what a span is in began before it."""
+    if len(spans) and not (np.all(spans["id"][1:] > spans["id"][:-1]) and np.all(spans["parent"] < spans["id"])):
+        raise ValueError("spans are out of order")
 
 
 def _within(column: Any, limit: int) -> None:
