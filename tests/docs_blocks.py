@@ -31,7 +31,7 @@ _PARTS = re.compile(
 
 @dataclass
 class Block:
-    """One block: ``kind`` is sh, python, file or setup; ``prints`` is what the page says it prints, None for nothing."""
+    """One block: ``kind`` is sh, python, file or setup; ``prints`` is what it is said to print, None for nothing."""
 
     kind: str
     code: str
