@@ -308,6 +308,7 @@ class Session:
                 return
             last = recorder.stamp()
             facts = collector.facts()
+            self._followed = self.followed
             collector.sessions.remove(self)
             self._open = False
             ending = not collector.sessions
@@ -336,8 +337,6 @@ class Session:
                 between=(self._first, last),
                 **facts,
             )
-            if self.follow and collector.following is not None:
-                self._followed = collector.following.directory
             if not ending:
                 collector.unread.append(self)
                 return
@@ -376,6 +375,13 @@ class Session:
                 return function(*args, **kwargs)
 
         return traced
+
+    @property
+    def followed(self) -> Path | None:
+        """Where the processes that are followed leave what they record; None when none are."""
+        collector = _collector if self._open else None
+        following = collector.following if collector is not None and self.follow else None
+        return following.directory if following is not None else None
 
     @property
     def trace(self) -> Trace:

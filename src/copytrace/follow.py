@@ -53,10 +53,14 @@ class Following:
         except (OSError, ValueError):
             return None
 
+    def prepare(self) -> None:
+        """Make the directory, if nobody has. Raises OSError when it cannot be made."""
+        self.directory.mkdir(exist_ok=True)
+        (self.directory / _OPTIONS).write_text(json.dumps(self.options))
+
     def start(self) -> None:
         """Have children followed from now on. Raises OSError when the directory cannot be made."""
-        self.directory.mkdir()
-        (self.directory / _OPTIONS).write_text(json.dumps(self.options))
+        self.prepare()
         path = [_STARTUP, *filter(None, [os.environ.get("PYTHONPATH")])]
         for name, value in ((VARIABLE, str(self.directory.absolute())), ("PYTHONPATH", os.pathsep.join(path))):
             self._before[name] = os.environ.get(name)
@@ -76,17 +80,19 @@ class Following:
 
 
 class Followed:
-    """This process, followed: it records from now to its end. ``kind`` is ``forked`` or ``started``.
+    """This process, followed: it records from now to its end. ``kind`` is ``forked``, ``started`` or ``worker``;
+    without a ``name`` it is called what multiprocessing or its program is called.
 
     Raises OSError when the process that follows has ended meanwhile.
     """
 
-    def __init__(self, following: Following, kind: str) -> None:
+    def __init__(self, following: Following, kind: str, name: str = "") -> None:
         self.pid = os.getpid()
         self._place = following.directory / f"{time.monotonic_ns():020d}-{self.pid}"
         self._place.mkdir()
         self.spool = self._place / _SPOOL
-        self.name = "forked child" if kind == "forked" else _program()
+        self.name = name or ("forked child" if kind == "forked" else _program())
+        self._named = bool(name)
         self._facts: dict[str, Any] = {"kind": kind, "started": time.perf_counter_ns(), "ended": False}
         self._lock = _hold(self._place / _RUNNING)
         self.tell()
@@ -100,7 +106,7 @@ class Followed:
     def tell(self, **facts: Any) -> None:
         """Write down what is known of this process, its name above all."""
         process = sys.modules.get("multiprocessing.process")
-        if process is not None and process.current_process().name != "MainProcess":
+        if process is not None and not self._named and process.current_process().name != "MainProcess":
             self.name = str(process.current_process().name)
         self._facts |= {"name": self.name, **facts}
         temporary = self._place / f"{_FACTS}.new"
@@ -179,13 +185,13 @@ def begin() -> None:
         record(following, "started")
 
 
-def record(following: Following, kind: str, attachment: Any = None) -> None:
+def record(following: Following, kind: str, attachment: Any = None, name: str = "") -> None:
     """Record in this process from now to its end, with the probes that a forked process has found attached."""
     global _followed, _leave
     try:
         from copytrace._session import record_until_left
 
-        followed = Followed(following, kind)
+        followed = Followed(following, kind, name)
         _leave = record_until_left(following, followed, attachment)
         _followed = followed
         _watch_exit()
@@ -194,11 +200,11 @@ def record(following: Following, kind: str, attachment: Any = None) -> None:
     except Exception as error:
         if os.environ.get("COPYTRACE_STRICT") == "1":
             raise
-        _excuse(following, kind, error)
+        _excuse(following, kind, name, error)
 
 
-def _excuse(following: Following, kind: str, error: Exception) -> None:
-    facts = {"name": _program(), "kind": kind, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+def _excuse(following: Following, kind: str, name: str, error: Exception) -> None:
+    facts = {"name": name or _program(), "kind": kind, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
     try:
         (following.directory / f"untraced-{os.getpid()}.json").write_text(json.dumps(facts))
     except OSError:

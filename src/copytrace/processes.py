@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from copytrace import attribution
 from copytrace.attribution import layer_totals, ratio, weakest
 from copytrace.model import Buffer, Coverage, Path, Process, ReportData, Share, Step
-from copytrace.tasks import numbered
+from copytrace.tasks import numbered, projected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,8 +28,10 @@ def attribute(trace: Trace) -> ReportData:
     traces = [replace(trace, parts=(), untraced=()), *trace.parts]
     reports = [attribution.attribute(each) for each in traces]
     if len(reports) == 1 and not trace.untraced:
-        return reports[0]
-    return merge([each.process for each in traces], reports, trace.untraced)
+        found = reports[0]
+    else:
+        found = merge([each.process for each in traces], reports, trace.untraced)
+    return replace(found, tasks=projected(found.tasks, trace.environment.get("projected_bytes")))
 
 
 def merge(processes: Sequence[Process], reports: Sequence[ReportData], untraced: Sequence[Process] = ()) -> ReportData:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -51,6 +51,14 @@ def numbered(tasks: Iterable[Task]) -> tuple[Task, ...]:
         seen[task.key] += 1
         counted.append(replace(task, attempt=seen[task.key]))
     return tuple(counted)
+
+
+def projected(tasks: tuple[Task, ...], plan: Any) -> tuple[Task, ...]:
+    """The same with the bytes that ``plan`` has for each: it maps the first word of a key to bytes."""
+    if not isinstance(plan, dict):
+        return tasks
+    known = {name: nbytes for name, nbytes in plan.items() if isinstance(nbytes, int) and nbytes >= 0}
+    return tuple(replace(task, projected_bytes=known.get(task.key.partition(" ")[0])) for task in tasks)
 
 
 def _overlap(one: SpanView, other: SpanView) -> bool:

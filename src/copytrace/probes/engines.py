@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
+import pickle
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from copytrace.probes._site import Probe, Site
@@ -19,11 +23,33 @@ def _of_dask(call: Call) -> Mapping[str, Any]:
 
 
 def _of_cubed(call: Call) -> Mapping[str, Any]:
-    """An operation of cubed's runs its function once a block: ``op-003 [0, 1]``."""
-    name, block = call.get("name", ""), call.get("input")
-    if not isinstance(block, list | tuple | int):
-        block = ""
-    return {"task": f"{name} {block!s}".strip()[:_LONGEST], "of": str(name)}
+    """An operation of cubed's runs its function once a block, ``op-003 [0, 1]``, or once an array."""
+    name, block = call.get("name", ""), call.get("input", call.args[0] if call.args else "")
+    if not isinstance(block, list | tuple | int | str):
+        block = "/".join(filter(None, (os.path.basename(str(getattr(block, "store", ""))), getattr(block, "path", ""))))
+    return {"task": f"{name} {block}".strip()[:_LONGEST]}
+
+
+class _Plain(pickle.Unpickler):
+    """Reads numbers, texts and lists of these, and calls nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _plain(pickled: object) -> Any:
+    try:
+        return _Plain(io.BytesIO(pickled)).load() if isinstance(pickled, bytes) else ""
+    except (pickle.UnpicklingError, EOFError, ValueError, IndexError, TypeError):
+        return ""
+
+
+def _of_cubed_pickled(call: Call) -> Mapping[str, Any]:
+    """The same in a process that is sent both pickled; what is no block is told from others by its checksum."""
+    name, block = _plain(call.get("name")), _plain(call.get("inp"))
+    if not block and isinstance(pickled := call.get("inp"), bytes):
+        block = f"#{zlib.crc32(pickled):08x}"
+    return {"task": f"{name} {block}".strip()[:_LONGEST]}
 
 
 DISTRIBUTED = Probe(
@@ -44,7 +70,6 @@ CUBED = Probe(
     sites=(
         Site(target="cubed.runtime.executors.local:exec_stage_func", kind="context", describe=_of_cubed),
         Site(target="cubed.runtime.executors.local:run_func_threads", kind="context", describe=_of_cubed),
-        Site(target="cubed.runtime.utils:execute_with_memray", kind="context", describe=_of_cubed),
-        Site(target="cubed.runtime.executors.dask:run_func", kind="context", describe=_of_cubed),
+        Site(target="cubed.runtime.executors.local:unpickle_and_call", kind="context", describe=_of_cubed_pickled),
     ),
 )
