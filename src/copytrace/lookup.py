@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 _FETCH, _FLUSH = TRANSFER_KINDS.index("fetch"), TRANSFER_KINDS.index("flush")
 _SMALL = 64 << 10
 _NEVER = np.iinfo(np.int64).max >> 1
+_MOST_AT_ONE_START = 64
+"""Blocks that a range is looked up in where many lay at one place: native threads make no marks, so that all which they
+allocated there count as alive until the next mark.
+"""
 
 
 @dataclass(slots=True)
@@ -100,7 +105,7 @@ class _Blocks:
         self, address: NDArray[np.int64], nbytes: NDArray[np.int64], when: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], dict[int, list[int]]]:
         """The block that covers each range at that moment, -1 for none: of the nearest start, the newest. And of the
-        ranges for which several of one start do, all of these, the newest first.
+        ranges for which several of one start do, the newest of these, the newest first.
         """
         end = address + nbytes
         found = np.full(len(address), -1, np.int64)
@@ -111,7 +116,7 @@ class _Blocks:
         while len(left := left[self.reach[group[left]] >= end[left]]):
             at = np.searchsorted(self.key, group[left] * (len(self.moments) + 1) + rank[left], side="right") - 1
             asked, first = left, self.first[group[left]]
-            while len(asked):
+            for looked_at in count(1):
                 here = (at >= first) & (self.until[at] > when[asked])
                 asked, at, first = asked[here], at[here], first[here]
                 covers = self.end[at] >= end[asked]
@@ -120,7 +125,10 @@ class _Blocks:
                     several.setdefault(number, [int(self.order[found[number]])]).append(int(self.order[block]))
                 fresh = covers & ~again
                 found[asked[fresh]] = at[fresh]
-                at = at - 1
+                more = (found[asked] < 0) | (looked_at < _MOST_AT_ONE_START)
+                asked, at, first = asked[more], at[more] - 1, first[more]
+                if not len(asked):
+                    break
             left = left[found[left] < 0]
             group[left] -= 1
             left = left[group[left] >= 0]
