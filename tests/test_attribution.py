@@ -588,6 +588,21 @@ def test_what_a_store_set_up_for_metadata_and_keeps_is_a_temporary_of_its_paths(
     assert path.copies == 1.0
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_a_client_set_up_outside_a_request_is_that_of_paths_that_call_it(inside: bool) -> None:
+    story = Story()
+    call = SiteInfo("s3fs.core.S3FileSystem._call_s3", "s3fs", "context")
+    span = story.enter(call)
+    story.allocate(OTHER, 2 * ARENA, MODEL)
+    story.leave(span)
+    operation = story.enter(READ, payload=SIZE, api="zarr.Array", store="FSStore", codecs=("bytes",))
+    if inside:
+        story.leave(story.enter(call))
+    story.allocate(BLOCK, SIZE, CONNECT)
+    story.leave(operation)
+    assert only_path(story).extra_at_peak_bytes == SIZE + (2 * ARENA if inside else 0)
+
+
 @pytest.mark.parametrize(
     ("store", "blocks", "freed"),
     [

@@ -46,6 +46,9 @@ class Memory:
         self._held = ~(pooled | self._importing[self.blocks.stack])
         self.pools: list[int] = np.flatnonzero(pooled).tolist()
         self._set_up = _set_up(self.blocks, operations, np.flatnonzero(self._held & (self.operation_of_row == 0)))
+        self._sites: dict[int, set[str]] = {}
+        for span in operations.spans.values():
+            self._sites.setdefault(span.operation, set()).add(span.site.name)
         sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
         order = np.argsort(sequence)
         self._sequence = sequence[order]
@@ -58,8 +61,8 @@ class Memory:
     def high_water(
         self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
     ) -> tuple[list[int], list[int], set[int]]:
-        """Rows alive when the path held most, those then alive that its store had set up when it was asked for metadata
-        (a client, its model of the service), and the operations that held memory or were open then.
+        """Rows alive when the path held most, those then alive that its store or its client had set up outside all
+        operations (its model of the service), and the operations that held memory or were open then.
         """
         if not len(rows):
             return [], [], {op.root.id for op in group}
@@ -72,9 +75,10 @@ class Memory:
         alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
         owners = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
         owners |= {int(self.operation_of_row[row]) for row in alive if roles.get(self.region_of(row)) == "extra"}
-        set_up = self._set_up.get(group[0].store, rows[:0])
-        kept = set_up[(blocks.born[set_up] <= moment) & (blocks.died[set_up] > moment)]
-        return alive, kept.tolist(), owners
+        used = {group[0].store}.union(*(self._sites[op.root.id] for op in group))
+        set_up = [row for name in used & self._set_up.keys() for row in self._set_up[name]]
+        kept = [row for row in set_up if blocks.born[row] <= moment < blocks.died[row]]
+        return alive, kept, owners
 
     def is_imported(self, region: Region) -> bool:
         """Whether an import allocated a region."""
@@ -155,18 +159,24 @@ def _operations_of_rows(trace: Trace, operations: Operations, located: Located, 
     return result
 
 
-def _set_up(blocks: Allocations, operations: Operations, free: NDArray[np.int64]) -> dict[str, NDArray[np.int64]]:
-    """Store -> those of the rows ``free`` of any operation that requests to it outside all operations allocated."""
-    store_of: dict[int, str] = {}
+def _set_up(blocks: Allocations, operations: Operations, free: NDArray[np.int64]) -> dict[str, list[int]]:
+    """Those of the rows ``free`` of any operation that were allocated when a store was asked for metadata, by the
+    store, or in a call that names who called, by its site.
+    """
+    asked: dict[int, str] = {}
+    stores: dict[int, str] = {}
     for span in operations.spans.values():
-        asked = str(span.attributes.get("store", "")) if span.site.kind == "request" else ""
-        if not span.operation and (store := store_of.get(span.parent) or asked):
-            store_of[span.id] = store
-    free = free[np.isin(blocks.span[free], list(store_of))]
-    by_store: dict[str, list[int]] = {}
+        if span.operation:
+            continue
+        store = str(span.attributes.get("store", "")) if span.site.kind == "request" else ""
+        stores[span.id] = stores.get(span.parent) or store
+        name = span.site.name if span.site.kind == "context" else asked.get(span.parent, "")
+        asked[span.id] = stores[span.id] or name
+    by_name: dict[str, list[int]] = {}
+    free = free[np.isin(blocks.span[free], list(asked))]
     for row, span_id in zip(free.tolist(), blocks.span[free].tolist(), strict=True):
-        by_store.setdefault(store_of[span_id], []).append(row)
-    return {store: np.array(rows, np.int64) for store, rows in by_store.items()}
+        by_name.setdefault(asked[span_id], []).append(row)
+    return by_name
 
 
 def _is_pool(stack: Sequence[Frame]) -> bool:

@@ -24,6 +24,7 @@ S3FS = Probe(
     library="s3fs",
     sites=(
         Site(target="s3fs.core:S3FileSystem._call_s3", kind="context", describe=_method),
+        Site(target="s3fs.core:S3FileSystem.set_session", kind="context"),
         Site(
             target="s3fs.core:S3FileSystem._cat_file_concurrent",
             kind="context",
