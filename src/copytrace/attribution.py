@@ -189,7 +189,7 @@ class _Attribution:
                 Buffer(g.id, g.role, g.label, g.layer, g.site, g.bytes, peak_of[g.id], g.pieces) for g in groups
             ),
             steps=tuple(steps),
-            timeline=self.memory.timeline(group, roles, self._layer_of_row),
+            timeline=self.memory.timeline(group, roles, self._layer_of),
         )
 
     def _known_for(self, rows: Sequence[int], operation: int) -> list[int]:
@@ -206,8 +206,7 @@ class _Attribution:
                 held[named[row]] += int(self.trace.allocations.size[row])
         return [row for row, function in named.items() if held[function] > _ARENA]
 
-    def _layer_of_row(self, row: int, operation: int) -> str:
-        region = self.memory.region_of(row)
+    def _layer_of(self, region: int, operation: int) -> str:
         name = self.namer.region(self.located.regions[region], operation) if region >= 0 else None
         return name.layer if name else UNKNOWN
 
@@ -238,7 +237,7 @@ class _Attribution:
                 touched.update(ends)
         roles = {}
         for region in touched:
-            inside = any(self.memory.operation_of_row[row] == op.root.id for row in self.located.regions[region].rows)
+            inside = any(self.memory.owners[row] == op.root.id for row in self.located.regions[region].rows)
             if region in results:
                 roles[region] = "result"
             elif inside:

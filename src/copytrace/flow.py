@@ -283,8 +283,8 @@ class _Builder:
         for edge in self.edges:
             if edge.operation:
                 self._adopt_ends(edge)
-        sources = self._sources()
         open_edges = [edge for edge in self.edges if not edge.operation and not edge.span]
+        sources = self._sources() if open_edges else {}
         while open_edges:
             left = []
             for edge in open_edges:

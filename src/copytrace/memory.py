@@ -30,7 +30,8 @@ _POOL = re.compile(r"unix_mmap|_?mi_(os|prim|arena|reserve)|(je_|os_)?pages_map|
 
 
 class Memory:
-    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own.
+    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own;
+    ``owners`` is the same as a list.
 
     Nobody holds what an import allocates, nor a pool: ``pools`` are the rows of memory that an allocator took to hand
     it out itself, of which is not known how much is in use.
@@ -40,6 +41,8 @@ class Memory:
         self.blocks = trace.allocations
         self.located = located
         self.operation_of_row = _operations_of_rows(trace, operations, located, moved)
+        self.owners: list[int] = self.operation_of_row.tolist()
+        self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
         self._importing = np.array([any(map(imports, stack)) for stack in stacks])
         pooled = np.array([_is_pool(stack) for stack in stacks])[self.blocks.stack]
@@ -103,20 +106,25 @@ class Memory:
     def timeline(
         self, group: Sequence[Operation], roles: Mapping[int, str], layer_of: Callable[[int, int], str]
     ) -> Timeline | None:
-        """Live bytes of the largest operation by layer; ``layer_of`` names the layer of a row of an operation."""
+        """Live bytes of the largest operation by layer; ``layer_of`` names the layer of a region (-1: of none) in an
+        operation, and the layer of those of one stack is one.
+        """
         if not self.blocks.recorded or not len(self._sequence):
             return None
         op = max(group, key=lambda op: op.payload)
         rows = self.rows_of([op])
-        region = self.located.region_of_row[rows].tolist()
-        rows = rows[np.array([roles.get(number, "temporary") in ("extra", "temporary") for number in region], bool)]
+        region = self.located.region_of_row[rows]
+        held = [roles.get(number, "temporary") in ("extra", "temporary") for number in region.tolist()]
+        rows, region = rows[np.array(held, bool)], region[np.array(held, bool)]
         if not len(rows):
             return Timeline((0.0,), (), (), op.payload)
         position, change = self._changes(rows)
         when = self._time(np.concatenate([self.blocks.enter[rows], self.blocks.leave[rows]]))
-        named = [layer_of(row, op.root.id) for row in rows.tolist()]
+        stack = np.where(region >= 0, self.stack_of_region[region], -1)
+        _, first, inverse = np.unique(stack, return_index=True, return_inverse=True)
+        named = [layer_of(number, op.root.id) for number in region[first].tolist()]
         layers = sorted(set(named))
-        of_layer = np.array([layers.index(layer) for layer in named])
+        of_layer = np.array([layers.index(layer) for layer in named])[inverse]
         order = np.lexsort((change, position))
         steps = np.zeros((len(layers), len(order)), np.int64)
         steps[np.concatenate([of_layer, of_layer])[order], np.arange(len(order))] = change[order]
