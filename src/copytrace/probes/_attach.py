@@ -18,7 +18,7 @@ from copytrace.model import ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
 from copytrace.probes._imports import ImportWatch
 from copytrace.probes._looks import plan_of
-from copytrace.probes._patch import Patch, PatchError, find
+from copytrace.probes._patch import Patch, PatchError, find, take_back
 from copytrace.probes._site import Family, Probe, Site
 from copytrace.recorder import recorder, thread_state
 from copytrace.versions import covers
@@ -54,6 +54,7 @@ class Attachment:
 
     def __init__(self, probes: Iterable[Probe], broken: tuple[ProbeStatus, ...] = ()) -> None:
         self._broken = broken
+        self._imported_before = frozenset(sys.modules)
         self.changed: Callable[[], None] = _nothing
         """Called when a library was imported and its probe attached."""
         self._lock = threading.RLock()
@@ -78,6 +79,7 @@ class Attachment:
                     switch.detach()
             for patch in reversed(self._patches.values()):
                 patch.remove()
+            take_back(self._patches.values(), sys.modules.keys() - self._imported_before)
             self._patches = {}
 
     def after_fork(self) -> None:

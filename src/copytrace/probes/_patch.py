@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial, update_wrapper
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 _ABSENT: Any = object()
 _PLAIN = (
@@ -122,6 +123,21 @@ class Patch:
                 current.__wrapped__ = original
                 return
             current = inner
+
+
+def take_back(patches: Iterable[Patch], modules: Iterable[str]) -> None:
+    """Put the originals of functions back under the names that those of ``modules`` have for them that are of their
+    package: what is imported while a patch is in place takes the replacement.
+    """
+    functions = {id(patch._installed): patch for patch in patches if isinstance(patch.owner, ModuleType)}
+    packages = {patch.owner.__name__.partition(".")[0] for patch in functions.values()}
+    for name in modules:
+        module = sys.modules.get(name)
+        if name.partition(".")[0] in packages and isinstance(module, ModuleType):
+            for attribute, value in list(vars(module).items()):
+                patch = functions.get(id(value))
+                if patch is not None and value is patch._installed and patch._original is not _ABSENT:
+                    setattr(module, attribute, patch._original)
 
 
 def _lookup_above(owner: Any, attribute: str) -> Any:
