@@ -130,6 +130,8 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
         facts = json.loads((spool / HEADER).read_text())
         segments = [Segment(spool / str(name), int(first), bool(native)) for name, first, native in facts["segments"]]
         probes = tuple(ProbeStatus(**{**probe, "sites": tuple(probe["sites"])}) for probe in facts["probes"])
+        if ended and not len(recorder.read_spool(spool)[0]):
+            segments, facts["reason"] = [], "it moved no array"  # captures take long to read
         return assemble(
             spool,
             segments,

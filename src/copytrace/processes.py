@@ -190,8 +190,9 @@ def _coverage(
     all_of = [report.coverage for report in reports]
     busy = [report.coverage for report in reports if report.paths] or all_of
     notes = list(all_of[0].notes)
-    for process, coverage in zip(processes[1:], all_of[1:], strict=True):
-        notes += [f"{process.name}: {note}" for note in coverage.notes]
+    for process, report in zip(processes[1:], reports[1:], strict=True):
+        if report.paths:
+            notes += [f"{process.name}: {note}" for note in report.coverage.notes]
     return Coverage(
         memray=all(coverage.memray for coverage in busy),
         native=all(coverage.native for coverage in busy),
