@@ -82,6 +82,7 @@ TO_BYTES = "zarr.core.buffer.core.Buffer.to_bytes"
             *("obstore-multipart", "write", _step("copy", "obstore", "_obstore::put::put_multipart_inner")),
             *("obstore", "0.6.0", "0.12.1"),
         ),
+        ("obstore-multipart", "write", _step("copy", "obstore", "+0x204830"), "obstore", "0.6.0", "0.11.1"),
         (
             *("zarr-local-write", "write"),
             _step("copy", "zarr.storage", "zarr.storage._local._put", "zarr.storage._local.LocalStore.set"),

@@ -26,7 +26,8 @@ class Remedy:
     It is made by ``layer`` in a function that matches one of the globs ``functions`` and, when given, is called from
     one that matches ``called_from``, on a path in ``direction`` (any when empty), in the ``versions`` of ``package`` (a
     specifier as in :attr:`copytrace.Site.versions`). ``compressed`` says whether the path's codecs must compress, None
-    that either will do. ``fixed_in`` is the first release without it, empty when there is none yet.
+    that either will do. ``fixed_in`` is the first release without it, empty when there is none yet. A function of a
+    wheel without symbols goes by its offset, ``+0x204830``.
     """
 
     name: str
@@ -72,7 +73,7 @@ REMEDIES = (
     Remedy(
         name="obstore-multipart",
         layer="obstore",
-        functions=("*put_multipart*", "*pyo3_object_store*", "*_obstore::put*", "*std::io*Cursor*"),
+        functions=("*put_multipart*", "*pyo3_object_store*", "*_obstore::put*", "*std::io*Cursor*", "+0x*"),
         package="obstore",
         direction="write",
         versions="<0.11.1",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     type Tables = Mapping[str, Mapping[str, Figures]]
 
 _PERIODS = ("-period", "-today")
+_LEAST = 0.02
+"""Share of the array's bytes that a function must copy in some run to be a finding."""
 
 
 def load_tables(directory: Path) -> Tables:
@@ -42,11 +44,8 @@ def results(found: Tables) -> str:
         "blosc with lz4, level 5 and shuffle (format 2). The published figures are those of "
         "[memray-array](https://github.com/tomwhite/memray-array).",
         "",
-        "This page and [the findings](findings.md) are generated from [the results](results) by",
-        "",
-        "```sh",
-        "copytrace matrix -o docs/results --docs docs -f",
-        "```",
+        f"This page and [the findings](findings.md) are generated from the results ({_links(found)}) by "
+        "`copytrace matrix -o docs/results --docs docs -f`.",
         "",
         _made_with(found),
         "",
@@ -55,6 +54,10 @@ def results(found: Tables) -> str:
         rows = [row for row in select(table) if any(run.row == row.name for run in runs.values())]
         lines += [tables.render(rows, runs, table, level=2), *_since(runs)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _links(found: Tables) -> str:
+    return ", ".join(f"[{table}](results/{table}.json)" for table in found)
 
 
 def _made_with(found: Tables) -> str:
@@ -112,8 +115,8 @@ def findings(found: Tables) -> str:
         "# Findings",
         "",
         "Each copy that `copytrace matrix` found and that need not be made: where it is made, how much it copies over "
-        "the array's bytes, and what is known of it. Generated from [the results](results); [the tables](results.md) "
-        "have the figures by stack.",
+        f"the array's bytes, and what is known of it. Generated from the results ({_links(found)}); "
+        "[the tables](results.md) have the figures by stack.",
         "",
     ]
     for layer in dict.fromkeys(finding.layer for finding in wanted):
@@ -130,7 +133,7 @@ def _gather(found: Tables, *, avoidable: bool) -> list[_Finding]:
     for table, runs in found.items():
         for run in runs.values():
             for copied in run.copied:
-                if bool(copied.avoidable_bytes) == avoidable:
+                if bool(copied.avoidable_bytes) == avoidable and copied.bytes >= _LEAST * run.payload_bytes:
                     key = (copied.layer, copied.function, run.stage)
                     by_place.setdefault(key, _Finding(*key)).seen.append((table, run, copied))
     return sorted(by_place.values(), key=lambda f: (f.layer, f.direction != "write", f.function))

@@ -38,6 +38,8 @@ def _table(rows: Sequence[Configuration], found: Mapping[str, Figures], stage: s
     yield "| Filesystem | Store | Libraries | Zarr format | Uncompressed | Copies | Compressed | Copies |"
     yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
+        if not (row.writes if stage == "write" else row.reads):
+            continue
         published = row.published_write if stage == "write" else row.published_read
         cells = []
         libraries = ""
