@@ -63,6 +63,7 @@ class _Collector:
                 raise CopytraceError(f"{session.spool}: cannot be made: {error.strerror}") from error
         self.memray = session.memray
         self.min_bytes = session.min_bytes
+        self.sample = session.sample
         self.native = session.native
         self.recording = Recording(self.spool, moves=session.transfers)
         self.capture = Capture(self.spool, self.recording, native=session.native, changed=self.describe)
@@ -74,7 +75,7 @@ class _Collector:
     def start(self) -> None:
         self.recording.start()
         try:
-            recorder.begin(self.spool, self.recording.mark)
+            recorder.begin(self.spool, self.recording.mark, self.sample)
             self.attachment = self.attachment or attach_all()
             self.attachment.changed = self.describe
             if self.memray:
@@ -82,7 +83,7 @@ class _Collector:
             _watch_forks()
             self.describe()
             if self.follows:
-                options = {name: getattr(self, name) for name in ("native", "memray")}
+                options = {name: getattr(self, name) for name in ("native", "memray", "sample")}
                 options |= {"transfers": self.recording.moves, "min_bytes": self.min_bytes}
                 self.following = follow.Following(self.spool / follow.DIRECTORY, options)
                 self.following.start()
@@ -123,6 +124,11 @@ class _Collector:
             notes.append(recorder.lost)
         if self.following is None and self.children.any():
             notes.append("other processes were started and not followed; --follow traces those that run Python")
+        if self.sample > 1:
+            calls = recorder.outermost()
+            notes.append(
+                f"sampled: of {calls} outermost calls {-(-calls // self.sample)} were recorded (one of {self.sample})"
+            )
         if recorder.failures:
             notes.append(
                 f"{recorder.failures} errors inside probes were swallowed; run with COPYTRACE_STRICT=1 to see the first"
@@ -242,9 +248,11 @@ class Session:
     hook. ``follow``: trace the processes that are started meanwhile and theirs, too. ``min_bytes``: leave copies below
     this many bytes, summed over a site, out of the report. ``label`` defaults to the file and line of the block.
     ``spool`` is the directory that the recorders write to, kept when the session does not end; a temporary one when
-    not given.
+    not given. ``sample``: record one of so many outermost calls and what it calls, from the first on, and leave the
+    others out; operations named by hand are all recorded.
 
-    Raises CopytraceError on entry when the same object is already open or its spool cannot be made.
+    Raises CopytraceError when ``sample`` is below 1 or ``min_bytes`` below 0, and on entry when the same object is
+    already open or its spool cannot be made.
     """
 
     def __init__(
@@ -255,11 +263,14 @@ class Session:
         memray: bool = True,
         transfers: bool = True,
         follow: bool = False,
+        sample: int = 1,
         min_bytes: int = 0,
         spool: Path | None = None,
     ) -> None:
         if min_bytes < 0:
             raise CopytraceError(f"min_bytes: {min_bytes} is negative; give a number of bytes from 0 up")
+        if sample < 1:
+            raise CopytraceError(f"sample: {sample}; give 1 to record every call, or more for one of so many")
         if label is None:
             caller = sys._getframe(1)
             while caller.f_back is not None and caller.f_globals.get("__name__") == __name__:
@@ -270,6 +281,7 @@ class Session:
         self.memray = memray
         self.transfers = transfers
         self.follow = follow
+        self.sample = sample
         self.min_bytes = min_bytes
         self.spool = spool
         self._trace: Trace | None = None
@@ -321,6 +333,10 @@ class Session:
             else:
                 collector.capture.rotate()
                 recorder.flush()
+            if self.sample != collector.sample:
+                facts["notes"].append(
+                    f"one of {collector.sample} calls was recorded, as the session around this one does"
+                )
             if self.follow and collector.following is None:
                 facts["notes"].append("processes were not followed: the session around this one does not follow them")
             facts["notes"] = [

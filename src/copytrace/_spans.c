@@ -17,6 +17,7 @@
 #define SHIFT 20
 #define OUTPUT 1
 #define NO_BASE UINT64_MAX
+#define MUTED ((uint64_t)1 << 63)
 
 enum { SPAN_ROWS, SEEN_ROWS, FILES = 3 };
 enum { NAME, SITE, LOOKS, BEFORE, OUTPUTS, AFTER, COPIES, PLAN_FIELDS };
@@ -55,6 +56,7 @@ static PyTypeObject *ndarray;
 static PyObject *current_mark;
 static PyObject *state_key, *name_struct, *name_data, *name_throw, *name_close, *name_pop;
 static uint64_t last_span;
+static uint64_t every = 1, outermost, muted_before = UINT64_MAX; /* see set_sampling */
 static Py_buffer pending;
 
 static uint64_t now(void) {
@@ -285,6 +287,11 @@ static int tell(Span *self, uint64_t span, uint64_t *sequence) {
     return PyErr_Occurred() ? -1 : 0;
 }
 
+static void become_innermost(Span *self, State *state) {
+    if (self->id < MUTED)
+        state->current = self->id;
+}
+
 static int look_before(Span *self, PyObject *args, PyObject *kwargs) {
     PyObject *looks = PyTuple_GET_ITEM(self->plan, LOOKS), *before = PyTuple_GET_ITEM(self->plan, BEFORE);
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(looks); i++) {
@@ -314,6 +321,13 @@ static int look_before(Span *self, PyObject *args, PyObject *kwargs) {
     return error ? -1 : 0;
 }
 
+/* Whether a call beneath `above` is left out: one that is not sampled, or what such a one calls. */
+static int left_out(PyObject *plan, uint64_t above) {
+    if (above)
+        return above > muted_before;
+    return every > 1 && PyTuple_GET_ITEM(plan, COPIES) != Py_True && outermost++ % every;
+}
+
 static Span *open_span(State *state, PyObject *plan, PyObject *args, PyObject *kwargs, uint64_t parent) {
     if (!PyTuple_Check(plan) || PyTuple_GET_SIZE(plan) != PLAN_FIELDS || !PyTuple_Check(args) || !PyDict_Check(kwargs)) {
         PyErr_SetString(PyExc_TypeError, "a Plan, a tuple and a dict are needed");
@@ -324,21 +338,28 @@ static Span *open_span(State *state, PyObject *plan, PyObject *args, PyObject *k
         return NULL;
     memset((char *)self + offsetof(Span, id), 0, sizeof(Span) - offsetof(Span, id));
     self->plan = Py_NewRef(plan);
-    self->mark = Py_XNewRef(current_mark);
     self->id = ++last_span;
     self->thread = state->ident;
-    if (get_parent(&self->around) || (self->mark && look_before(self, args, kwargs))) {
+    if (get_parent(&self->around)) {
         Py_DECREF(self);
         return NULL;
     }
     self->parent = self->around ? self->around : parent;
+    if (left_out(plan, self->parent))
+        self->id |= MUTED;
+    else
+        self->mark = Py_XNewRef(current_mark);
+    if (self->mark && look_before(self, args, kwargs)) {
+        Py_DECREF(self);
+        return NULL;
+    }
     self->previous = state->current;
     self->started = now();
     if (tell(self, self->id, &self->entered) || set_parent(self->id)) {
         Py_DECREF(self);
         return NULL;
     }
-    state->current = self->id;
+    become_innermost(self, state);
     return self;
 }
 
@@ -437,7 +458,7 @@ static int resume(Span *self) {
         state->base = state->current;
     if (!self->deeper && tell(self, self->id, &sequence))
         return -1;
-    state->current = self->id;
+    become_innermost(self, state);
     return set_parent(self->id);
 }
 
@@ -774,9 +795,32 @@ static PyObject *setup(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* What an earlier session left out is not left out of this one: its ids are at most `muted_before`. */
+static PyObject *set_sampling(PyObject *module, PyObject *number) {
+    (void)module;
+    uint64_t wanted = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!wanted) {
+        PyErr_SetString(PyExc_ValueError, "every: from 1 up");
+        return NULL;
+    }
+    every = wanted;
+    outermost = 0;
+    muted_before = MUTED | last_span;
+    Py_RETURN_NONE;
+}
+
+static PyObject *outermost_calls(PyObject *module, PyObject *unused) {
+    (void)module, (void)unused;
+    return PyLong_FromUnsignedLongLong(outermost);
+}
+
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "setup(parent_span, spans, seen, extents, wrappers, flush, failed, ndarray)"},
     {"set_mark", set_mark, METH_O, "set_mark(mark or None): record with it, or not at all"},
+    {"set_sampling", set_sampling, METH_O, "set_sampling(every): record that one of so many outermost calls, from now on"},
+    {"outermost", outermost_calls, METH_NOARGS, "outermost() -> how many there were since"},
     {"set_pending", set_pending, METH_O, "set_pending(memory or None): mirror rows in it, see pending.py"},
     {"settle", settle, METH_VARARGS, "settle(file, rows, count): the first count bytes of rows were written"},
     {"state", state, METH_NOARGS, "state() -> the calling thread's ThreadState"},

@@ -127,6 +127,9 @@ def run(
     no_memray: Annotated[bool, typer.Option("--no-memray", help="Do not record allocations.")] = False,
     no_transfers: Annotated[bool, typer.Option("--no-transfers", help="Do not record the moves themselves.")] = False,
     min_bytes: Annotated[int, typer.Option("--min-bytes", metavar="N", min=0, help="Leave smaller buffers out.")] = 0,
+    sample: Annotated[
+        int, typer.Option("--sample", metavar="N", min=1, help="Record one of N outermost calls, to leave it on.")
+    ] = 1,
     follow: Annotated[
         bool, typer.Option("--follow", help="Trace the Python processes that it starts and theirs, too.")
     ] = False,
@@ -141,7 +144,7 @@ def run(
     if not program.found:
         _misuse(f"{words[0]}: no such file; give a script, -m MODULE or -c CODE")
     options: dict[str, Any] = {"native": not no_native, "memray": not no_memray, "transfers": not no_transfers}
-    options |= {"min_bytes": min_bytes, "follow": follow}
+    options |= {"min_bytes": min_bytes, "follow": follow, "sample": sample}
     name = output or f"{program.stem}.copytrace"
     _refuse_to_overwrite(Path(name), force)
     if keep_capture:

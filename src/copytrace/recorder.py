@@ -58,6 +58,9 @@ _SITES = "sites.jsonl"
 pack_span = struct.Struct("<QQIIQQQQQQB").pack
 pack_seen = struct.Struct("<QBBQQQ").pack
 
+MUTED = 1 << 63
+"""In the id of a span that is left out by sampling, as is what it calls."""
+
 parent_span: ContextVar[int] = ContextVar("copytrace_span", default=0)
 """The span that a new one is a child of."""
 
@@ -103,15 +106,18 @@ class Recorder:
         "_attributes_written",
         "_files",
         "_lock",
+        "_outermost",
         "_pending",
         "_sites",
         "_sites_file",
         "_writing",
+        "every",
         "failures",
         "first_failure",
         "left",
         "lost",
         "mark",
+        "muted_before",
         "next_span",
         "see",
         "seen",
@@ -126,6 +132,11 @@ class Recorder:
         self.first_failure = ""
         self.left: dict[int, int] = {}
         """Operations that were left before one inside of them was, as generators do -> the one around."""
+        self.every = 1
+        """Of so many outermost calls one is recorded."""
+        self.muted_before = MUTED
+        """What is above was left out since recording began."""
+        self._outermost = 0
         self.lost = ""
         """Why rows are missing in the spool, empty when none are."""
         self.next_span: Callable[[], int] = itertools.count(1).__next__ if native is None else native.next_span
@@ -147,8 +158,8 @@ class Recorder:
             rows = (self.spans, self.seen)
             native.setup(parent_span, *rows, extents, WRAPPERS, self._drain, self.failed, np.ndarray)
 
-    def begin(self, spool: Path, mark: Mark) -> None:
-        """Start to record into the existing directory ``spool``.
+    def begin(self, spool: Path, mark: Mark, every: int = 1) -> None:
+        """Start to record into the existing directory ``spool`` one of ``every`` outermost calls.
 
         Raises RuntimeError when already recording, CopytraceError when the spool cannot be written.
         """
@@ -166,6 +177,9 @@ class Recorder:
             if native is not None:
                 native.set_pending(self._pending.memory)
             self.failures, self.first_failure, self.lost = 0, "", ""
+            self.every, self._outermost, self.muted_before = every, 0, MUTED | self.next_span()
+            if native is not None:
+                native.set_sampling(every)
             self._clear()
             self._write_sites(*self._sites)
             self.attributes({})
@@ -296,6 +310,17 @@ class Recorder:
         if len(self.spans) > _BLOCK or len(self.seen) > _BLOCK:
             self._drain()
 
+    def leaves_out(self, above: int, copies: bool) -> bool:
+        """Whether a call beneath the span ``above`` is left out: one that is not sampled, or what such a one calls."""
+        if above or self.every == 1 or copies:
+            return above > self.muted_before
+        self._outermost += 1
+        return (self._outermost - 1) % self.every > 0
+
+    def outermost(self) -> int:
+        """Outermost calls since recording began, counted when they are sampled."""
+        return self._outermost if native is None else native.outermost()
+
     def failed(self, error: Exception, where: str) -> None:
         """Count an error of a probe's own; it is raised again under ``COPYTRACE_STRICT=1``."""
         self.failures += 1
@@ -370,7 +395,7 @@ class Operation:
     def __enter__(self) -> Self:
         mark, state = recorder.mark, thread_state()
         self._close = None
-        if mark is None:
+        if mark is None or parent_span.get() > recorder.muted_before:
             return self
         site = recorder.site(SiteInfo("copytrace.operation", "", "operation"))
         attributes = recorder.attributes({"label": self.label, "called_from": callers()})

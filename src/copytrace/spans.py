@@ -11,7 +11,7 @@ from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from copytrace.model import OUTPUT
-from copytrace.recorder import native, pack_span, parent_span, recorder, thread_state
+from copytrace.recorder import MUTED, native, pack_span, parent_span, recorder, thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,20 +68,21 @@ class PythonSpan:
         self, state: ThreadState, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], parent: int
     ) -> None:
         self._plan = plan
-        self._mark = recorder.mark
         self._deeper = False
         self._around = parent_span.get()
         self._parent = self._around or parent
+        left_out = recorder.leaves_out(self._parent, plan.copies)
+        self._mark = None if left_out else recorder.mark
         self._thread = state.ident
         self._attributes = self._payload = 0
-        self.id = recorder.next_span()
+        self.id = recorder.next_span() | (MUTED if left_out else 0)
         self.running = self.done = False
         if self._mark is not None:
             self._look(args, kwargs)
         self._previous = state.current
         self._started = time.perf_counter_ns()
         self._enter = self._tell(self.id)
-        state.current = self.id
+        self._become_innermost(state)
         parent_span.set(self.id)
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -123,7 +124,7 @@ class PythonSpan:
         self.begin(state)
         if not self._deeper:
             self._tell(self.id)
-        state.current = self.id
+        self._become_innermost(state)
         parent_span.set(self.id)
 
     def suspend(self) -> None:
@@ -192,6 +193,10 @@ class PythonSpan:
                 recorder.failed(error, self._plan.name)
         if self._plan.after is not None:
             self._plan.after(value)
+
+    def _become_innermost(self, state: ThreadState) -> None:
+        if self.id < MUTED:
+            state.current = self.id
 
     def _leave_step(self, state: ThreadState) -> None:
         self.running = False

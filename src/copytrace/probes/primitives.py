@@ -145,7 +145,7 @@ class Primitives(Switch):
         if _own(code):
             return sys.monitoring.DISABLE
         mark, state = recorder.mark, thread_state()
-        if mark is None or state.busy or state.copying:
+        if mark is None or state.busy or state.copying or parent_span.get() > recorder.muted_before:
             return None
         state.busy = True
         try:
