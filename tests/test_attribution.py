@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+import reportdata
+from copytrace import attribution
 from copytrace.attribution import attribute
 from copytrace.model import DESTINATION, INPUT, OUTPUT, Frame, Path, SiteInfo, Step
 from handmade import MAIN, Story
@@ -668,3 +673,30 @@ def test_what_an_import_allocates_or_copies_is_on_no_path() -> None:
     path = only_path(story)
     assert (path.steps, path.extra_at_peak_bytes) == ((), 0)
     assert [buffer for buffer in path.buffers if buffer.role == "temporary"] == []
+
+
+def test_an_encode_of_some_chunks_that_stands_apart_is_needed_all_the_same() -> None:
+    """One step of a function may fall in two, where the source of some chunks was not found."""
+    whole, part = (_transform("encode", "numcodecs.zstd.Zstd.encode", nbytes) for nbytes in (7_000_000, 500_000))
+    assert _judgement([whole, part], ("bytes", "zstd")) == ([0, 0], 1)
+    again = _transform("encode", "numcodecs.blosc.Blosc.encode", 7_500_000)
+    assert _judgement([whole, again], ("bytes", "zstd", "blosc")) == ([0, 7_500_000], 1)
+
+
+def test_the_checksum_of_a_shards_index_is_not_what_a_path_cannot_do_without() -> None:
+    checksum, joined = _transform("encode", "Crc32cCodec._encode_sync", 260), _transform("join", "combine", 8_000_000)
+    assert _judgement([checksum, joined], ("sharding(bytes)",)) == ([260, 8_000_000], 0)
+    encoded = _transform("encode", "numcodecs.zstd.Zstd.encode", 80_000)
+    assert _judgement([checksum, encoded], ("sharding(bytes+zstd)",)) == ([260, 0], 1)
+    converted = _transform("convert", "ndarray.astype", 8_000_000)
+    assert _judgement([checksum, converted], ("sharding(bytes)",)) == ([260, 0], 1)
+
+
+def _transform(kind: str, function: str, nbytes: int) -> Step:
+    return reportdata.step(kind, "b1", "b2", "numcodecs", reportdata.site(function), nbytes, 8_000_000)
+
+
+def _judgement(steps: list[Step], codecs: tuple[str, ...]) -> tuple[list[int], int]:
+    operation = cast(Any, SimpleNamespace(codecs=codecs, direction="read", store="LocalStore"))
+    judged, best = attribution._Attribution._judge(cast(Any, None), steps, operation)
+    return [step.avoidable_bytes for step in judged], best

@@ -33,9 +33,10 @@ VARYING = (
     (r"extra at peak \d+\.\d\d x -> \d+\.\d\d x", "extra at peak # x -> # x"),
     (r"[\d,]+\.\d [kM]B in [\d,]+ moves", "# MB in # moves"),
     (r"in \d+\.\d\ds", "in # s"),
+    (r"not imported here: .*", "not imported here: #"),
     (r"(?m)^  *#? x extra at peak$", "  # x extra at peak"),
 )
-"""What differs from run to run: parts in flight at the peak, what imports move, times."""
+"""What differs: parts in flight at the peak, what imports move, times, and which probes there are."""
 
 SHIM = """#!{python}
 import os, sys

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from copytrace.model import Trace
     from copytrace.operations import Operation, SpanView
 
+LEAST_CHANGE = 0.02
+"""An encode, decode or conversion of less of the payload is one of an index, unless a codec compresses."""
+
 _ARENA = 1 << 20
 """Bytes of an arena of CPython's allocator for small objects."""
 
@@ -91,6 +94,18 @@ class _Group:
     regions: set[int] = field(default_factory=set)
     bytes: int = 0
     pieces: int = 0
+
+
+def _first_change(steps: Sequence[Step]) -> list[Step]:
+    """The first of ``steps`` that changes the payload, and those in which its function does the same to other parts of
+    it; the checksum of a shard's index does not come first.
+    """
+    large = [step for step in steps if step.ratio is None or step.ratio >= LEAST_CHANGE]
+    first = large[0] if large else max(steps, key=lambda step: step.bytes, default=None)
+    if first is None:
+        return []
+    made = first.kind, first.layer, first.site.function
+    return [step for step in steps if (step.kind, step.layer, step.site.function) == made]
 
 
 class _Attribution:
@@ -413,11 +428,13 @@ class _Attribution:
 
     def _judge(self, steps: list[Step], op: Operation) -> tuple[list[Step], int]:
         """Mark what is required and what is avoidable; the copies that the path cannot do without."""
-        transforms = [step for step in steps if step.kind in ("encode", "decode")]
-        converts = [step for step in steps if step.kind == "convert"]
-        compressed = bool(transforms) or operations.compresses(op.codecs)
-        best = 1 if compressed or converts else 0
-        needed = transforms[:1] or converts[:1]
+        compresses = operations.compresses(op.codecs)
+        changes = [step for step in steps if step.kind in ("encode", "decode", "convert")]
+        if not compresses:
+            changes = [step for step in changes if step.ratio is None or step.ratio >= LEAST_CHANGE]
+        transforms = [step for step in changes if step.kind != "convert"]
+        best = 1 if compresses or changes else 0
+        needed = _first_change(transforms) or _first_change(changes)
         last = [step for step in steps if step.kind in COPY_KINDS and op.direction == "write"][-1:]
         required = [step for step in last if _is_owned(step, op.store)]
         judged = []

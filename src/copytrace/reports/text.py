@@ -120,7 +120,8 @@ def render(report: ReportData, by: str, width: int, color: bool, file: str) -> s
     if len(page.lines) >= SCREEN:
         page.blank()
         _verdicts(page, report)
-    page.flow(f"Next: {wording.next_command(report, by, wording.plain(file))}", style="bold", hang=6)
+    command = f"Next: {wording.next_command(report, by, wording.plain(file))}"
+    page.flow(command if columns(command) <= page.width else command.partition("    (")[0], style="bold", hang=6)
     return page.to_str(color)
 
 
