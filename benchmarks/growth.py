@@ -96,9 +96,11 @@ def main() -> None:
         row = measured(count)
         rows.append(row)
         print(
-            f"{count:>9,} chunks  bare {row['bare']:.0f} us  session {row['mean']:.0f} us "
-            f"(first {row['first']:.0f}, last {row['last']:.0f})  inside {row['inside'] / 1e6:+.0f} MB, closed {row['closed'] / 1e6:+.0f} MB  report "
-            f"{row['report']:.1f} s, {row['most'] / 1e6:.0f} MB at most"
+            f"{count:>9,} chunks  bare {row['bare']:.0f} us",
+            f"session {row['mean']:.0f} us (first {row['first']:.0f}, last {row['last']:.0f})",
+            f"inside {row['inside'] / 1e6:+.0f} MB, closed {row['closed'] / 1e6:+.0f} MB",
+            f"report {row['report']:.1f} s, {row['most'] / 1e6:.0f} MB at most",
+            sep="  ",
         )
     if options.out:
         draw(rows, options.out)
