@@ -478,7 +478,11 @@ def matrix(
     from copytrace.matrix.runner import Matrix
 
     run = Matrix(table, Path(output), only=only, nbytes=size, keep=keep, tell=_say_plainly)
-    found = run.run()
+    try:
+        found = run.run()
+    except KeyboardInterrupt:
+        _say_plainly("Interrupted: the same command goes on from here")
+        raise
     saved = run.save()
     print(run.text())
     _say_plainly(f"Saved {saved[0]} and {saved[1]}")

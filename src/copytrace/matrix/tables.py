@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from copytrace.matrix.configurations import Configuration
-    from copytrace.matrix.results import Copied, Figures
+    from copytrace.matrix.results import Copied, Figures, Held
 
 STAGES = ("write", "read")
 LEGEND = (
@@ -81,7 +81,7 @@ def _details(row: Configuration, found: Mapping[str, Figures]) -> Iterator[str]:
                 yield f"- {kind}: failed: {one.error}"
                 continue
             copied = [told(copy, one.payload_bytes) for copy in one.copied]
-            held = [f"{h.bytes / one.payload_bytes:.2f} by {h.layer or '?'} {_named(h.function)}" for h in one.held]
+            held = [_holding(holder, one.payload_bytes) for holder in one.held]
             yield f"- {kind}: {'; '.join(copied) or 'no copies'}. Held at peak: {'; '.join(held) or 'nothing'}."
 
 
@@ -90,6 +90,11 @@ def told(copy: Copied, payload: int) -> str:
     caller = next((name for name in copy.called_from if name != copy.function), "")
     beneath = f", called from {_named(caller)}" if caller else ""
     return f"{copy.bytes / payload:.2f} {copy.kind} by {copy.layer or '?'} {_named(copy.function)}{beneath}"
+
+
+def _holding(held: Held, payload: int) -> str:
+    kind = " (temporary)" if held.role == "temporary" else ""
+    return f"{held.bytes / payload:.2f} by {held.layer or '?'} {_named(held.function)}{kind}"
 
 
 def _named(function: str) -> str:
