@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from copytrace.model import Trace
     from copytrace.operations import Operation, SpanView
 
+CHANGES = frozenset({"encode", "decode", "convert"})
 LEAST_CHANGE = 0.02
-"""An encode, decode or conversion of less of the payload is one of an index, unless a codec compresses."""
+"""An encode, decode or conversion of less of the payload is one of an index, unless a codec compresses.
+It is not called avoidable: the format asks for it.
+"""
 
 _ARENA = 1 << 20
 """Bytes of an arena of CPython's allocator for small objects."""
@@ -429,7 +432,7 @@ class _Attribution:
     def _judge(self, steps: list[Step], op: Operation) -> tuple[list[Step], int]:
         """Mark what is required and what is avoidable; the copies that the path cannot do without."""
         compresses = operations.compresses(op.codecs)
-        changes = [step for step in steps if step.kind in ("encode", "decode", "convert")]
+        changes = [step for step in steps if step.kind in CHANGES]
         if not compresses:
             changes = [step for step in changes if step.ratio is None or step.ratio >= LEAST_CHANGE]
         transforms = [step for step in changes if step.kind != "convert"]
@@ -442,7 +445,8 @@ class _Attribution:
             if step.kind not in COPY_KINDS:
                 judged.append(step)
                 continue
-            keep = any(step is other for other in needed)
+            small = step.kind in CHANGES and step.ratio is not None and step.ratio < LEAST_CHANGE
+            keep = small or any(step is other for other in needed)
             must = any(step is other for other in required)
             judged.append(replace(step, avoidable_bytes=0 if keep or must else step.bytes, required=must))
         return judged, best
