@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from copytrace.places import relative
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 HEADER = "session.json"
 _CUT_OFF = "the run did not end: this is what it had recorded until then"
@@ -128,7 +128,9 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
     """
     try:
         facts = json.loads((spool / HEADER).read_text())
-        segments = [Segment(spool / str(name), int(first), bool(native)) for name, first, native in facts["segments"]]
+        segments = [
+            Segment(spool / Path(name).name, int(first), bool(native)) for name, first, native in facts["segments"]
+        ]
         probes = tuple(ProbeStatus(**{**probe, "sites": tuple(probe["sites"])}) for probe in facts["probes"])
         if ended and not len(recorder.read_spool(spool)[0]):
             segments, facts["reason"] = [], "it moved no array"  # captures take long to read
@@ -147,5 +149,5 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
         )
     except FileNotFoundError as error:
         raise CopytraceError(f"{spool}: a directory, but not what a copytrace run leaves") from error
-    except (KeyError, ValueError, TypeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, ValueError, TypeError) as error:
         raise CopytraceError(f"{spool}: damaged leftovers of a copytrace run ({type(error).__name__})") from error

@@ -63,12 +63,14 @@ class LoadedTrace:
         """Raises CopytraceError when the file holds what no recorder writes."""
         from copytrace.processes import attribute
         from copytrace.report import Report
+        from copytrace.reports.json import from_dict, to_dict
 
-        try:
+        if not self._source:
             return Report.from_data(attribute(self.trace))
+        try:
+            found = Report.from_data(attribute(self.trace))
+            return from_dict(Report, to_dict(found), self._source)
         except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
-            if not self._source:
-                raise
             raise CopytraceError(f"{self._source}: damaged copytrace trace ({type(error).__name__})") from error
 
 

@@ -34,8 +34,10 @@ class Chart:
 
 
 def chart(timeline: Timeline) -> Chart | None:
-    """The picture of a timeline; None when it has no moments or nothing was ever alive."""
+    """The picture of a timeline; None when it has no moments, nothing was ever alive, or its rows are uneven."""
     times = timeline.milliseconds
+    if len(timeline.live) != len(timeline.layers) or any(len(row) != len(times) for row in timeline.live):
+        return None
     totals = [sum(column) for column in zip(*timeline.live, strict=True)]
     if len(times) < 2 or not any(totals):
         return None
