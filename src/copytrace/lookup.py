@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace.allocations import SMALLEST, spans_of
+from copytrace.collecting import in_turn
 from copytrace.model import OUTPUT, TRANSFER_KINDS, Trace
 from copytrace.operations import is_metadata
 
@@ -285,7 +286,7 @@ def _sightings(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> 
     about = asked["what"] == _SEEN
     of_row[asked["row"][about]] = region[about]
     result: dict[int, list[Sighting]] = {}
-    for (span, role, contiguous, address, extent, nbytes), found in zip(seen.tolist(), of_row.tolist(), strict=True):
+    for (span, role, contiguous, address, extent, nbytes), found in zip(in_turn(seen), in_turn(of_row), strict=True):
         sighting = Sighting(role, found if found >= 0 else None, address, nbytes, extent, bool(contiguous))
         result.setdefault(span, []).append(sighting)
     return result
@@ -297,7 +298,7 @@ def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list
     for side, what in enumerate((_SOURCE, _DESTINATION)):
         about = asked["what"] == what
         ends[side, asked["row"][about]] = region[about]
-    spans = spans_of(rows["sequence"], rows["thread"], trace.marks).tolist()
+    spans = spans_of(rows["sequence"], rows["thread"], trace.marks)
     return [
         Move(
             number,
@@ -312,7 +313,7 @@ def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list
             address,
         )
         for (number, thread, kind, _, address, nbytes, caller, count), span, source, destination in zip(
-            rows.tolist(), spans, *ends.tolist(), strict=True
+            in_turn(rows), in_turn(spans), *map(in_turn, ends), strict=True
         )
     ]
 
@@ -341,18 +342,9 @@ def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Re
     regions: list[Region] = []
     region_of_row = np.full(len(blocks.address), -1, np.int64)
     native = [all(frame.native for frame in stack) for stack in blocks.stacks]
-    columns = zip(
-        interesting.tolist(),
-        blocks.address[interesting].tolist(),
-        blocks.size[interesting].tolist(),
-        blocks.previous[interesting].tolist(),
-        blocks.moved[interesting].tolist(),
-        blocks.span[interesting].tolist(),
-        blocks.stack[interesting].tolist(),
-        blocks.enter[interesting].tolist(),
-        strict=True,
-    )
-    for row, address, size, previous, moved, span, stack, enter in columns:
+    names = ("address", "size", "previous", "moved", "span", "stack", "enter")
+    columns = (in_turn(getattr(blocks, name)[interesting]) for name in names)
+    for row, address, size, previous, moved, span, stack, enter in zip(in_turn(interesting), *columns, strict=True):
         known = region_of_row[previous] if previous >= 0 and not moved else -1
         if known >= 0:
             region = regions[known]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from copytrace.collecting import in_turn
 from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def group(trace: Trace) -> Operations:
     chains: dict[tuple[int, int, int], int] = {}
     about_callers = [number if _CALLERS & a.keys() else -1 for number, a in enumerate(trace.attributes)]
     about_metadata = list(map(is_metadata, trace.attributes))
-    for row in trace.spans.tolist():
+    for row in in_turn(trace.spans):
         number, parent, site, attributes, thread, enter, leave, started, ended, payload, error = row
         span = spans[number] = SpanView(
             number,
