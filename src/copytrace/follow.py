@@ -267,11 +267,11 @@ def collect(directory: Path, since: int = 0) -> tuple[tuple[Trace, ...], tuple[P
     parts, untraced = [], []
     for place in _places(directory):
         facts = _read(place / _FACTS)
-        if int(facts.get("started", 0)) < since:
+        if _number(facts, "started") < since:
             continue
         process = Process(str(facts.get("name", "?")), str(facts.get("kind", "started")), *_status(place, facts))
         try:
-            parts.append(_own(place / _SPOOL, process, int(facts.get("first_span", 0))))
+            parts.append(_own(place / _SPOOL, process, _number(facts, "first_span")))
         except CopytraceError as error:
             reason = process.reason or str(error).replace(str(place), place.name)
             untraced.append(replace(process, status="untraced", reason=reason))
@@ -291,9 +291,14 @@ def _places(directory: Path) -> Iterator[Path]:
 def _read(file: Path) -> dict[str, Any]:
     try:
         facts = json.loads(file.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return facts if isinstance(facts, dict) else {}
+
+
+def _number(facts: dict[str, Any], name: str) -> int:
+    number = facts.get(name, 0)
+    return number if isinstance(number, int) and 0 <= number < 1 << 64 else 0
 
 
 def _status(place: Path, facts: dict[str, Any]) -> tuple[str, str]:
