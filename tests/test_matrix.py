@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from copytrace.errors import CopytraceError
-from copytrace.matrix import runner, tables
+from copytrace.matrix import pages, runner, tables
+from copytrace.matrix.compare import load_pair
 from copytrace.matrix.configurations import TABLES, select
 from copytrace.matrix.drivers import DRIVERS
-from copytrace.matrix.results import Copied, Held, Results, failed, figures, fingerprint, key_of
+from copytrace.matrix.results import Copied, Figures, Held, Results, failed, figures, fingerprint, key_of
 from copytrace.matrix.runner import Matrix, shape_of
+from copytrace.reports import diff
 
-if TYPE_CHECKING:
-    from pathlib import Path
+DOCS = Path(__file__).parents[1] / "docs"
 
 SIZE = 1_000_000
 
@@ -195,7 +197,7 @@ def test_markdown_has_the_form_of_the_published_table() -> None:
     assert "| local | LocalStore |  | 3 | failed | failed | - | - |" in text.splitlines()
     assert "- read, uncompressed: failed: no space left" in text
     copied = "0.89 encode by numcodecs `zstd.compress`, called from `codecs.a`"
-    held = "0.75 by numcodecs `zstd.compress`; 0.25 by ? ?"
+    held = "0.75 by numcodecs `zstd.compress`; 0.25 by ? ? (temporary)"
     assert f"- write, compressed: {copied}. Held at peak: {held}." in text.splitlines()
 
 
@@ -227,6 +229,75 @@ def test_a_row_that_fails_does_not_take_the_others_along(tmp_path: Path, monkeyp
     assert "### zarr-obstore" in markdown.read_text()
     assert json.loads(saved.read_text())["table"] == "current"
     assert markdown.read_text().startswith("# Copies of an array by stack: current\n")
+
+
+def test_the_committed_pages_are_those_of_the_committed_results(tmp_path: Path) -> None:
+    pages.write(DOCS / "results", tmp_path)
+    for name in ("results.md", "findings.md"):
+        assert (tmp_path / name).read_text() == (DOCS / name).read_text(), name
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_the_committed_results_are_of_all_rows_and_round_to_the_published_figures(table: str) -> None:
+    found = pages.load_tables(DOCS / "results")[table]
+    for row in select(table):
+        for stage, wanted, published in (
+            ("write", row.writes, row.published_write),
+            ("read", row.reads, row.published_read),
+        ):
+            for compressed in (False, True) if wanted else ():
+                one = found[key_of(row.name, stage, compressed)]
+                assert (one.error, one.payload_bytes, one.recorded) == ("", 100_000_000, True)
+                assert one.named is None or one.named >= 0.99, one.key
+                if published and table == "current":
+                    assert round(one.extra_at_peak) == published[compressed], one.key
+
+
+def test_a_finding_has_its_code_path_and_remedy() -> None:
+    text = (DOCS / "findings.md").read_text()
+    start = text.index("### `NDBuffer.__setitem__` (reads)")
+    lines = text[start : text.index("\n###", start + 1)].splitlines()
+    assert lines[2].startswith(
+        "- Code path: `zarr.core.buffer.cpu.NDBuffer.__setitem__` called from "
+        "`zarr.core.codec_pipeline.BatchedCodecPipeline.read_batch` called from "
+    )
+    assert "- Desired: no scatter. Actual: 1.00 x" in lines
+    (remedy,) = [line for line in lines if line.startswith("- Remedy: ")]
+    for number in (3429, 2904):
+        assert f"(https://github.com/zarr-developers/zarr-python/issues/{number})" in remedy
+
+
+def test_pages_without_results_say_how_to_make_them(tmp_path: Path) -> None:
+    with pytest.raises(CopytraceError, match=r"holds no results; run copytrace matrix -o .* first"):
+        pages.write(tmp_path, tmp_path)
+
+
+def _save(directory: Path, *runs: Figures) -> str:
+    directory.mkdir()
+    results = Results(directory, "current")
+    for run in runs:
+        results.add(run)
+    return str(results.path)
+
+
+def test_two_matrices_are_compared_run_by_run(tmp_path: Path) -> None:
+    copying = replace(figures("row", "write", False, "m", _report(), SIZE), versions={"zarr": "3.3.0"})
+    silent = replace(copying, copied=(), copies=0.0, extra_at_peak=0.0, versions={"zarr": "3.4.2"})
+    broken = failed("other", "read", True, "m", "no space left")
+    old, new = _save(tmp_path / "old", copying, broken), _save(tmp_path / "new", silent)
+    pair = load_pair(old, new)
+    assert pair is not None
+    found = diff.compare(*pair)
+    assert [(change.verb, change.path, change.layers) for change in found.changes] == [
+        ("went", "row write uncompressed", "numcodecs")
+    ]
+    assert found.paths[0].copies == (0.89, 0.0)
+    assert found.versions == {"zarr": ("3.3.0", "3.4.2")}
+    assert found.said == ("old: other read compressed failed: no space left",)
+    assert "no space left" in diff.to_text(found)
+    assert load_pair(str(DOCS / "results.md"), str(DOCS / "findings.md")) is None
+    with pytest.raises(CopytraceError, match=r"findings\.md: holds no results of a matrix, and the other file does"):
+        load_pair(old, str(DOCS / "findings.md"))
 
 
 @pytest.mark.slow

@@ -187,11 +187,12 @@ class Matrix:
         return dict(found)
 
     def _keep(self, found: list[Figures], took: str = "") -> None:
+        reasons: dict[str, list[str]] = {}
         for one in found:
             self.results.add(one)
             kind = f"{one.stage} {setting_of(one.compressed)}"
             if one.error:
-                self.tell(f"  {kind}: failed: {one.error}")
+                reasons.setdefault(one.error, []).append(kind)
             else:
                 named = "" if one.named is None else f", {one.named:.1%} of it named"
                 named += "" if one.recorded else ", copies inferred: no native hook"
@@ -199,3 +200,5 @@ class Matrix:
                     f"  {kind}: {one.copies:.3f} copies, {one.extra_at_peak:.3f} extra at peak "
                     f"({one.process_at_peak:.3f} in the process){named}{took}"
                 )
+        for reason, kinds in reasons.items():
+            self.tell(f"  {', '.join(kinds)}: failed: {reason}")
