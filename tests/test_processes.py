@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -20,15 +21,20 @@ from jsonschema import Draft202012Validator
 
 import copytrace
 import reportdata
-from copytrace import follow, trace
-from copytrace.model import Process
+from copytrace import follow, trace, transfers
+from copytrace.model import Process, Task
 from copytrace.processes import distinct, merge
 from copytrace.report import Report
+from copytrace.reports import wording
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+
+keeps_marks = pytest.mark.skipif(
+    transfers._extension()[0] is None, reason="without the native hook a killed process takes its last marks along"
+)
 
 SIZE = 1_000_003
 HEAD = f"""
@@ -120,6 +126,7 @@ if __name__ == "__main__":
 """
 
 
+@keeps_marks
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_pools(method: str, tmp_path: Path) -> None:
     """The workers of a Pool are terminated when its block ends; what they have done is there all the same."""
@@ -158,6 +165,7 @@ def test_programs_that_start_programs(tmp_path: Path) -> None:
     )
 
 
+@keeps_marks
 def test_forks_of_forks_and_other_ends(tmp_path: Path) -> None:
     """os._exit, the end of the interpreter, an error, another program in the same process, fork in an operation."""
     body = """
@@ -205,6 +213,7 @@ def test_forks_of_forks_and_other_ends(tmp_path: Path) -> None:
 # --- children that die, stay, or cannot be traced --------------------------------------------------------------------
 
 
+@keeps_marks
 def test_a_killed_child_does_not_lose_the_others(tmp_path: Path) -> None:
     body = """
     def child(k, killed):
@@ -326,6 +335,7 @@ def test_what_cannot_be_traced_is_told(tmp_path: Path) -> None:
     assert process.reason in " ".join(report.to_text(width=200).split())
 
 
+@keeps_marks
 def test_a_run_that_is_killed_leaves_the_traces_of_all(tmp_path: Path) -> None:
     body = """
     pid = os.fork()
@@ -513,3 +523,31 @@ def test_a_child_that_begins_after_the_end_is_no_fault(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("False False\n", "")
     assert time.monotonic() - started < 30
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("render", [Report.to_text, Report.to_markdown])
+def test_processes_and_tasks_are_shown(render: Callable[..., str]) -> None:
+    one = reportdata.report(reportdata.zstd_read())
+    (path,) = one.paths
+    key = "x\x1b[31m|`<script>`"
+    task = Task(
+        key, operations=1, payload_bytes=1000, copied_bytes=2500, peak_bytes=7_000_000, projected_bytes=6_000_000
+    )
+    busy = replace(one, tasks=(task,))
+    lost = Process("lost", "worker", "cut-off", "it was killed")
+    found = Report.from_data(
+        merge([Process("first", "worker"), lost], [busy, busy], [Process("other", status="untraced")])
+    )
+    assert [(each.process, each.attempt) for each in found.tasks] == [("first", 1), ("lost", 2)]
+    text = render(found, by="process")
+    flat = " ".join(html.unescape(text.replace("\\", "")).split())
+    assert "\x1b" not in text
+    assert "lost (worker): cut-off, it was killed" in flat
+    assert "(attempt 2)" in flat
+    assert "2.50 x" in flat
+    assert "7.0 MB" in flat
+    assert "3 processes, complete: first" in flat
+    assert "2 tasks held more than was projected" in flat
+    several = " ".join(render(found).replace("\\", "").split())
+    assert f"2 processes, each with a peak of its own: first {wording.size(path.extra_at_peak_bytes)}" in several
+    assert render(one, by="process").count("One process.") == 1
