@@ -21,7 +21,7 @@ ORDERS = tuple(
     if [step for step in order if step != "import"] == ["attach", "detach", "attach again", "detach again"]
 )
 """The import at every moment of two sessions: before, in the first, between, in the second, after."""
-PACKAGES = sorted({probe.package for probe in _builtin() if probe.package != "python"})
+PACKAGES = sorted({probe.package for probe in _builtin() if probe.library != "python"})
 INSTALLED = [package for package in PACKAGES if importlib.util.find_spec(package)]
 
 

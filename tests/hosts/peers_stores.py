@@ -10,7 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from zarr.core.buffer import cpu
-from zarr.storage import LocalStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore
 from zarr.testing.stateful import ZarrHierarchyStateMachine, ZarrStoreStateMachine
 from zarr.testing.store import StoreTests
 
@@ -48,14 +48,6 @@ class TestLocal(Stores):
     @pytest.fixture
     def store_kwargs(self, tmp_path: Path) -> dict[str, Any]:
         return {"root": str(tmp_path)}
-
-
-class TestWrapper(Stores):
-    store_cls = WrapperStore
-
-    @pytest.fixture
-    def store_kwargs(self) -> dict[str, Any]:
-        return {"store": MemoryStore()}
 
 
 class TestObjectLocal(Stores):
