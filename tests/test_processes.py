@@ -112,7 +112,7 @@ def test_each_start_method(method: str, tmp_path: Path) -> None:
         [sys.executable, "script.py", method], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
     )
     assert sorted(out.splitlines()) == sorted(plain.stdout.splitlines()), "__main__ is imported as often as without"
-    assert report.coverage.notes == ()
+    assert [note for note in report.coverage.notes if "moves were not recorded" not in note] == []
 
 
 POOLS = """
@@ -246,6 +246,7 @@ def test_a_killed_child_does_not_lose_the_others(tmp_path: Path) -> None:
     assert "cut-off: ForkProcess-2 (it was terminated, killed or crashed" in " ".join(report.to_text().split())
 
 
+@keeps_marks
 def test_forks_while_threads_run(tmp_path: Path) -> None:
     body = """
     stop = threading.Event()
@@ -296,6 +297,7 @@ def test_children_that_nobody_waits_for(tmp_path: Path) -> None:
     assert set(statuses(report).values()) == {"complete"}
 
 
+@keeps_marks
 def test_a_child_that_goes_on(tmp_path: Path) -> None:
     body = """
     child = subprocess.Popen([sys.executable, "-W", "ignore", "child.py"], text=True,
