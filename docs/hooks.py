@@ -28,6 +28,7 @@ NAVIGATION: list[tuple[str, str | list[tuple[str, str]]]] = [
             ("Which layer do I report to?", "how-to/report.md"),
             ("A memory budget for dask or cubed", "how-to/budget.md"),
             ("An array larger than memory", "how-to/iterate.md"),
+            ("Several processes", "how-to/processes.md"),
             ("Write a probe", "probes.md"),
         ],
     ),
@@ -49,15 +50,20 @@ NAVIGATION: list[tuple[str, str | list[tuple[str, str]]]] = [
     ),
 ]
 """Title -> page, or section -> its pages; what is not there is left out."""
+OTHERS = {"how-to": "How to", "": "Understand"}
+"""Directory -> section of its pages that are not named above."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put those pages into the navigation that are there."""
     there = Path(config.docs_dir)
+    named = {page for _, pages in NAVIGATION for _, page in ([("", pages)] if isinstance(pages, str) else pages)}
+    found = sorted(str(page.relative_to(there)) for page in there.rglob("*.md"))
     config.nav = []
     for title, pages in NAVIGATION:
         listed = [(title, pages)] if isinstance(pages, str) else pages
-        kept = [{name: page} for name, page in listed if (there / page).exists()]
+        kept: list[Any] = [{name: page} for name, page in listed if (there / page).exists()]
+        kept += [page for page in found if page not in named and OTHERS.get(str(Path(page).parent).strip(".")) == title]
         if kept:
             config.nav += kept if isinstance(pages, str) else [{title: kept}]
     return config
