@@ -113,6 +113,6 @@ spec = cubed.Spec(tmp, allowed_mem="500MB")
     )
     raw = next(path for path in report.paths if path.direction == "read" and path.codecs == ("bytes",))
     assert copies(raw) == [("scatter", 512 * 1024 * 8, "zarr.buffer", "__setitem__")]
-    assert "cubed.primitive.blockwise.get_chunk" in functions(raw)
+    assert [name for name in functions(raw) if name.startswith("cubed.")]
     written = only(report, "write")
     assert [buffer.layer for buffer in written.buffers if buffer.role == "source"] == ["cubed"]
