@@ -288,15 +288,18 @@ def test_a_flame_graph_is_shown_in_the_browser(
     assert unopened.startswith("copytrace: no browser could be started; ")
 
 
-def test_a_kept_capture_is_not_overwritten(kept: FilePath, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = flamegraph.directory(kept)
-    before = {one.name: one.read_bytes() for one in folder.iterdir()}
-    kept.unlink()
-    assert called("run", "-q", "--keep-capture", "-o", kept, "program.py") == 1
+def test_a_kept_capture_is_not_overwritten(
+    tmp_path: FilePath, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = flamegraph.directory("program.copytrace")
+    folder.mkdir()
+    (folder / "memray-0.bin").write_bytes(b"kept")
+    assert called("run", "-q", "--keep-capture", "-o", "program.copytrace", "-c", "raise SystemExit(7)") == 1
     wanted = f"copytrace: {folder} exists; give another name with -o, or -f to overwrite it\n"
     assert capsys.readouterr().err == wanted
-    assert {one.name: one.read_bytes() for one in folder.iterdir()} == before
-    assert not kept.exists()
+    assert [one.read_bytes() for one in folder.iterdir()] == [b"kept"]
+    assert not (tmp_path / "program.copytrace").exists()
 
 
 @pytest.mark.parametrize("arguments", [[], ["--cubed", "--chrome-trace"]])
