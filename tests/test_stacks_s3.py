@@ -73,6 +73,10 @@ def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(t
     ]
     assert (write.copies, read.copies) == (pytest.approx(5.0, abs=0.02), pytest.approx(3.0, abs=0.02))
     assert (write.flushed_bytes, read.fetched_bytes) == (about, about)
+    kept = [buffer for buffer in write.buffers if buffer.role == "temporary" and buffer.peak_bytes > 1 << 20]
+    (model,) = [buffer for buffer in kept if buffer.site.function == "botocore.loaders.JSONFileLoader._load_file"]
+    assert model.layer == "botocore"
+    assert write.extra_at_peak_bytes == pytest.approx(2 * SIZE + model.peak_bytes, rel=0.05)
     assert {"aiohttp.payload.BytesIOPayload.__init__", "aiohttp.payload.BytesIOPayload.write_with_length"} <= functions(
         write
     )
