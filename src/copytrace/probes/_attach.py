@@ -190,6 +190,8 @@ class Attachment:
             attached.rows[site.name] = ("attached", "")
 
     def _stand_in(self, attached: _Attached, site: Site, info: SiteInfo, original: Any) -> FunctionType:
+        if site.instead is not None:
+            return site.instead(original)
         for returned in site.returns:
             attached.rows.setdefault(returned.name, ("waiting", f"{site.name} has returned nothing yet"))
 
@@ -268,6 +270,7 @@ def _concerns(probe: Probe) -> bool:
 @cache
 def _builtin() -> tuple[Probe, ...]:
     from copytrace.probes import (
+        cloudpickle,
         cramjam,
         engines,
         fsspec,
@@ -289,7 +292,7 @@ def _builtin() -> tuple[Probe, ...]:
         *(python.PROBE, zarr.PROBE, zarr2.PROBE, zarrs.PROBE, numcodecs.PROBE, obstore.PROBE, icechunk.PROBE),
         *(zarrista.PROBE, fsspec.PROBE, s3fs.S3FS, s3fs.AIOBOTOCORE, s3fs.AIOHTTP),
         *(xarray.XARRAY, xarray.DASK, h5py.PROBE, tensorstore.PROBE, cramjam.PROBE),
-        *(engines.DISTRIBUTED, engines.CUBED),
+        *(engines.DISTRIBUTED, engines.CUBED, cloudpickle.PROBE),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from types import FunctionType
+
     from copytrace.model import SiteInfo
 
 COPIES = frozenset({"copy", "join", "gather", "convert", "scatter"})
@@ -60,7 +62,8 @@ class Site:
     the library's versions that have it, such as ``">=3.1,<3.4"``: elsewhere its absence is not a fault. ``returns`` are
     sites on the class of what is returned, for classes that cannot be got at otherwise; their targets are names of
     methods, and they are attached when the first is returned. ``unless(args, kwargs)`` is true of calls that need not
-    be recorded, such as those that return a view; it must not raise.
+    be recorded, such as those that return a view; it must not raise. ``instead(original)`` is what stands in for the
+    callable while a session is open, where that is to be no record of calls.
     """
 
     target: str | tuple[str, ...]
@@ -76,6 +79,7 @@ class Site:
     versions: str = ""
     returns: tuple[Site, ...] = ()
     unless: Callable[[tuple[Any, ...], Mapping[str, Any]], bool] | None = None
+    instead: Callable[[Any], FunctionType] | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
