@@ -31,8 +31,8 @@ TOOLS = (
     "markdown-it-py",
 )
 PROBES = ("test_probes_calls.py", "test_probes_python.py", "test_recorder.py")
-WITH_ZARR = (*PROBES, "test_probes_zarr.py", "test_faults.py")
-WITHOUT_LIBRARIES = (*PROBES, "test_bare.py")
+WITH_ZARR = (*PROBES, "test_probes_zarr.py", "test_bare.py")
+WITHOUT_LIBRARIES = ("test_probes_calls.py", "test_recorder.py", "test_bare.py")
 
 
 @dataclass(frozen=True)
