@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -371,6 +372,18 @@ def test_check_looks_at_the_paths_that_fit(tmp_path: Path) -> None:
         "copytrace: --path nothing*: no path has such a label; there are 'read . zarr.Array . IcechunkStore . bytes', "
         "'write . zarr.Array . LocalStore . bytes'\n"
     )
+
+
+def test_what_a_layer_holds_is_of_what_was_open_then(tmp_path: Path) -> None:
+    one = reportdata.memory_write()
+    two = dataclasses.replace(one, operations=2, payload_bytes=2 * one.payload_bytes)
+    assert two.extra_at_peak == 1.0
+    file = saved(tmp_path, "a.json", reportdata.report(two))
+    held = ("--max-copies", "9", "--layer", "zarr", "--max-extra-at-peak")
+    assert check(file, *held, "1")[0] == 0
+    status, out, _ = check(file, *held, "0.99")
+    assert status == 1
+    assert "1.00 x extra at peak by zarr, limit 0.99" in out
 
 
 def test_check_counts_one_layer_or_project(tmp_path: Path) -> None:

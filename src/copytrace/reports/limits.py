@@ -73,7 +73,8 @@ def exceeded(report: ReportData, limits: Limits) -> list[Excess]:
         copies, extra = path.copies or 0.0, path.extra_at_peak or 0.0
         if limits.layer:
             copies = sum(step.bytes for step in steps) / path.payload_bytes
-            extra = sum(nbytes for _, nbytes in _held(path, limits)) / path.payload_bytes
+            held = sum(nbytes for _, nbytes in _held(path, limits))
+            extra = extra * held / path.extra_at_peak_bytes if path.extra_at_peak_bytes else 0.0
         by = f" by {wording.plain(limits.layer)}" if limits.layer else ""
         if limits.max_copies is not None and round(copies, 2) > limits.max_copies:
             found.append(Excess(path.label, f"copies{by}", copies, limits.max_copies, _copiers(steps)))
