@@ -439,7 +439,8 @@ class Result:
             f"{self.rounds} rounds in {last.seconds / 60:.1f} minutes: {self.outcomes} outcomes compared, "
             f"{self.raised} of them errors, {len(self.differences)} different; resident "
             f"{first.resident / 1e6:.1f} -> {last.resident / 1e6:.1f} MB, descriptors {first.descriptors} -> "
-            f"{last.descriptors}, threads {first.threads} -> {last.threads}, {len(self.changed)} attributes not put back"
+            f"{last.descriptors}, threads {first.threads} -> {last.threads}, "
+            f"{len(self.changed)} attributes not put back"
         )
 
 
