@@ -49,14 +49,17 @@ def _both(name: str) -> tuple[str, str]:
 
 
 def _sites() -> Iterator[Site]:
-    for owner, shown in (
-        ("obstore:", "obstore."),
-        ("obstore.store:ObjectStoreMethods.", "obstore.store.ObjectStoreMethods."),
+    for owners, shown in (
+        (("obstore:",), "obstore."),
+        (
+            ("obstore.store:ObjectStoreMethods.", "obstore.store:_ObjectStoreMixin."),
+            "obstore.store.ObjectStoreMethods.",
+        ),
     ):
         for base, returns in _READS.items():
             for name in _both(base):
                 yield Site(
-                    target=owner + name,
+                    target=tuple(owner + name for owner in owners),
                     name=shown + name,
                     kind="request",
                     direction="read",
@@ -66,7 +69,7 @@ def _sites() -> Iterator[Site]:
                 )
         for name in _both("put"):
             yield Site(
-                target=owner + name,
+                target=tuple(owner + name for owner in owners),
                 name=shown + name,
                 kind="request",
                 direction="write",
