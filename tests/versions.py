@@ -57,7 +57,9 @@ SETTINGS = {
         (*LATEST, "coverage"), (*PROBES, "test_probes_zarr.py"), module=("coverage", "run", "-m", "pytest")
     ),
     "debugger": Setting(LATEST, (*PROBES, "test_probes_zarr.py"), ("-p", "debugger_plugin")),
-    "monitoring": Setting(LATEST, (*PROBES, "test_probes_zarr.py"), ("-p", "monitoring_plugin")),
+    "monitoring": Setting(
+        LATEST, ("test_probes_calls.py", "test_recorder.py", "test_probes_zarr.py"), ("-p", "monitoring_plugin")
+    ),
     "pytest-memray": Setting((*LATEST, "pytest-memray"), (*PROBES, "test_probes_zarr.py"), ("--memray",)),
 }
 
