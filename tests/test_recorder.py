@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import mmap
 import os
+import sys
 import threading
 import tracemalloc
 from pathlib import Path
@@ -329,7 +330,11 @@ class TestSpool:
         written = read_spool(tmp_path)[3]
         assert [written[index]["label"] for index in indices] == [str(number) for number in range(10_000)]
 
-    def test_concurrent_threads_lose_nothing(self, tmp_path: Path) -> None:
+    def test_concurrent_threads_lose_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("copytrace.recorder._BLOCK", 2048)
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+
         def work() -> None:
             for number in range(3000):
                 with recorder.operation(f"work {number % 7}"):
@@ -341,6 +346,7 @@ class TestSpool:
                 thread.start()
             for thread in started:
                 thread.join()
+        sys.setswitchinterval(interval)
         assert len(recorded.spans) == 12_000
         assert len({span.id for span in recorded.spans}) == 12_000
         assert (tmp_path / "seen.bin").stat().st_size == 12_000 * SEEN_DTYPE.itemsize

@@ -151,8 +151,7 @@ static void mirror(int file, uint64_t written, Py_ssize_t held, const char *byte
     __atomic_store_n(&words[file], written << SHIFT | (uint64_t)(held + size), __ATOMIC_RELEASE);
 }
 
-static int append(int file, const char *row, Py_ssize_t size) {
-    PyObject *rows = file == SPAN_ROWS ? span_rows : seen_rows;
+static int append_to(PyObject *rows, int file, const char *row, Py_ssize_t size) {
     Py_ssize_t length = PyByteArray_GET_SIZE(rows);
     if (length >= MOST_HELD)
         return 0;
@@ -162,6 +161,10 @@ static int append(int file, const char *row, Py_ssize_t size) {
     if (pending.obj)
         mirror(file, ((uint64_t *)pending.buf)[file] >> SHIFT, length, row, size);
     return 0;
+}
+
+static int append(int file, const char *row, Py_ssize_t size) {
+    return append_to(file == SPAN_ROWS ? span_rows : seen_rows, file, row, size);
 }
 
 static char *put(char *at, uint64_t value, size_t size) {
@@ -757,7 +760,23 @@ static PyObject *set_pending(PyObject *module, PyObject *memory) {
     Py_RETURN_NONE;
 }
 
-/* No signal handler and no other thread comes between. */
+/* In these two no signal handler and no other thread comes between. */
+
+static PyObject *add(PyObject *module, PyObject *args) {
+    (void)module;
+    int file;
+    PyObject *rows;
+    const char *row;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "iO!y#", &file, &PyByteArray_Type, &rows, &row, &size))
+        return NULL;
+    if (file < 0 || file >= FILES) {
+        PyErr_SetString(PyExc_ValueError, "add(file, rows, row)");
+        return NULL;
+    }
+    return none_unless(append_to(rows, file, row, size));
+}
+
 static PyObject *settle(PyObject *module, PyObject *args) {
     (void)module;
     int file;
@@ -822,6 +841,7 @@ static PyMethodDef methods[] = {
     {"set_sampling", set_sampling, METH_O, "set_sampling(every): record that one of so many outermost calls, from now on"},
     {"outermost", outermost_calls, METH_NOARGS, "outermost() -> how many there were since"},
     {"set_pending", set_pending, METH_O, "set_pending(memory or None): mirror rows in it, see pending.py"},
+    {"add", add, METH_VARARGS, "add(file, rows, row): append a row and mirror it"},
     {"settle", settle, METH_VARARGS, "settle(file, rows, count): the first count bytes of rows were written"},
     {"state", state, METH_NOARGS, "state() -> the calling thread's ThreadState"},
     {"next_span", next_span, METH_NOARGS, "next_span() -> an id that was never given before"},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Pending:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._lock = threading.RLock()
         try:
             with path.open("w+b") as file:
                 os.posix_fallocate(file.fileno(), 0, SIZE)
@@ -43,21 +45,24 @@ class Pending:
         word: int = _WORD.unpack_from(self.memory, 8 * file)[0]
         return word >> SHIFT
 
-    def put(self, file: int, held: int, row: bytes) -> None:
-        """``row`` was appended to the ``held`` bytes that are not written yet."""
-        end = held + len(row)
-        if end <= AREA:
-            start = _FIRST + file * AREA
-            self.memory[start + held : start + end] = row
-            _WORD.pack_into(self.memory, 8 * file, self.written(file) << SHIFT | end)
+    def add(self, file: int, rows: bytearray, row: bytes) -> None:
+        """Append ``row`` to the ``rows`` that are not written yet."""
+        with self._lock:
+            held, end = len(rows), len(rows) + len(row)
+            rows += row
+            if end <= AREA:
+                start = _FIRST + file * AREA
+                self.memory[start + held : start + end] = row
+                _WORD.pack_into(self.memory, 8 * file, self.written(file) << SHIFT | end)
 
     def settle(self, file: int, rows: bytearray, count: int) -> None:
         """The first ``count`` bytes of ``rows`` were written."""
-        written = self.written(file) + count
-        del rows[:count]
-        rest, start = bytes(rows[:AREA]), _FIRST + file * AREA
-        self.memory[start : start + len(rest)] = rest
-        _WORD.pack_into(self.memory, 8 * file, written << SHIFT | len(rest))
+        with self._lock:
+            written = self.written(file) + count
+            del rows[:count]
+            rest, start = bytes(rows[:AREA]), _FIRST + file * AREA
+            self.memory[start : start + len(rest)] = rest
+            _WORD.pack_into(self.memory, 8 * file, written << SHIFT | len(rest))
 
     def close(self) -> None:
         """All is written, or the files are another process's."""

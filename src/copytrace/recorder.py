@@ -247,11 +247,10 @@ class Recorder:
 
     def _append(self, number: int, row: bytes) -> None:
         rows = self._rows()[number]
-        held = len(rows)
-        if held < MOST_HELD:
-            rows += row
-            if self._pending is not None:
-                self._pending.put(number, held, row)
+        if native is not None:
+            native.add(number, rows, row)
+        elif self._pending is not None and len(rows) < MOST_HELD:
+            self._pending.add(number, rows, row)
 
     def _rows(self) -> tuple[bytearray, bytearray, bytearray]:
         return self.spans, self.seen, self._attribute_lines

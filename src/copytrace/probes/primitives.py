@@ -198,6 +198,8 @@ def _open(primitive: _Primitive, code: CodeType, offset: int, argument: Any) -> 
     parent_span.set(span)
     state.current = span
     started = time.perf_counter_ns()
+    if state.pending and state.pending[-1].mark is not mark:
+        state.pending.clear()  # an earlier session ended inside of them
     pending = _Pending(code, offset, mark, span, parent, previous, primitive.site, attributes, started, mark(span))
     state.pending.append(pending)
 
