@@ -18,7 +18,7 @@ from copytrace.model import ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
 from copytrace.probes._imports import ImportWatch
 from copytrace.probes._looks import plan_of
-from copytrace.probes._patch import Patch, PatchError, find, take_back
+from copytrace.probes._patch import Patch, PatchError, find, is_compiled, take_back
 from copytrace.probes._site import Family, Probe, Site
 from copytrace.recorder import recorder, thread_state
 from copytrace.versions import covers
@@ -130,7 +130,7 @@ class Attachment:
                 loaded = False
                 self._watch.names |= {module, module.partition(".")[0]}
             elif (found := find(sys.modules[module], path)) is not None:
-                self._patch(attached, *found, site if site.name else replace(site, name=f"{_public(module)}.{path}"))
+                self._patch(attached, *found, site if site.name else _named(site, f"{_public(module)}.{path}"))
                 return
         if loaded:
             attached.absent.append(site)
@@ -201,7 +201,8 @@ class Attachment:
                     if _defines(kind, returned.targets[0]):
                         self._patch(attached, kind, returned.targets[0], returned)
 
-        if not site.returns and attached.probe.owns(getattr(original, "__module__", None) or ""):
+        stays = is_compiled(original) or attached.probe.owns(getattr(original, "__module__", None) or "")
+        if stays and not site.returns:
             return _stand_in_once(site, info, original)
         return stand_in(plan_of(site, recorder.site(info), original, learn), original, site.unless)
 
@@ -215,6 +216,11 @@ def _adapted(family: Family, kind: type, method: Site) -> Site | None:
     if site is None or site.name:
         return site
     return replace(site, name=f"{_public(kind.__module__)}.{kind.__qualname__}.{method.targets[0]}")
+
+
+@lru_cache(maxsize=1024)
+def _named(site: Site, name: str) -> Site:
+    return replace(site, name=name)
 
 
 _adapted_once = lru_cache(maxsize=1024)(_adapted)

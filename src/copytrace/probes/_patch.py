@@ -11,14 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 _ABSENT: Any = object()
-_PLAIN = (
-    "function",
+_COMPILED = (
     "cython_function_or_method",
     "builtin_function_or_method",
     "method_descriptor",
     "wrapper_descriptor",
     "fused_cython_function",
 )
+_PLAIN = ("function", *_COMPILED)
+
+
+def is_compiled(function: Any) -> bool:
+    """Whether it is a function of C, Rust or Cython that is bound to no object: such are made once."""
+    bound = getattr(function, "__self__", None)
+    return type(function).__name__ in _COMPILED and (bound is None or isinstance(bound, ModuleType))
 
 
 class PatchError(Exception):
