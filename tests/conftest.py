@@ -19,7 +19,10 @@ settings.load_profile("copytrace")
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from copytrace.recorder import forget_thread
+
     monkeypatch.setenv("COPYTRACE_STRICT", "1")
+    forget_thread()  # a test may have been interrupted anywhere
     _assert_clean()
     yield
     _assert_clean()

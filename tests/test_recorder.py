@@ -330,6 +330,15 @@ class TestSpool:
         written = read_spool(tmp_path)[3]
         assert [written[index]["label"] for index in indices] == [str(number) for number in range(10_000)]
 
+    def test_what_an_interrupt_left_open_is_forgotten(self, tmp_path: Path) -> None:
+        state = thread_state()
+        state.current, state.copying = 41, True
+        parent_span.set(41)
+        with recording(tmp_path, attached=False) as recorded, recorder.operation("work"):
+            pass
+        assert [span.parent for span in recorded.spans] == [0]
+        assert (state.current, state.base, state.copying, parent_span.get()) == (0, None, False, 0)
+
     def test_concurrent_threads_lose_nothing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("copytrace.recorder._BLOCK", 2048)
         interval = sys.getswitchinterval()

@@ -25,7 +25,7 @@ from copytrace.capture import Capture
 from copytrace.environment import describe
 from copytrace.errors import CopytraceError
 from copytrace.probes import Attachment, attach_all
-from copytrace.recorder import _die_with_forks, parent_span, recorder, thread_state
+from copytrace.recorder import _die_with_forks, forget_thread, recorder
 from copytrace.trace import LoadedTrace
 from copytrace.trace import save as save_trace
 from copytrace.transfers import Recording
@@ -171,9 +171,7 @@ def _in_forked_child(handler: int) -> None:
         collector.capture.abandon()
         following, attachment = collector.following, collector.attachment
     if following is not None and not follow.about_to_exec():
-        state = thread_state()
-        state.current, state.busy, state.copying = 0, False, False
-        parent_span.set(0)
+        forget_thread()
         if attachment is not None:
             attachment.after_fork()
         follow.record(following, "forked", attachment)

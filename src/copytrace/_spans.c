@@ -111,6 +111,16 @@ static PyObject *State_get_base(State *self, void *unused) {
     return PyLong_FromUnsignedLongLong(self->base);
 }
 
+static int State_set_base(State *self, PyObject *value, void *unused) {
+    (void)unused;
+    if (value != Py_None) {
+        PyErr_SetString(PyExc_TypeError, "base: only None can be set");
+        return -1;
+    }
+    self->base = NO_BASE;
+    return 0;
+}
+
 static PyMemberDef State_members[] = {
     {"ident", Py_T_ULONGLONG, offsetof(State, ident), Py_READONLY, NULL},
     {"current", Py_T_ULONGLONG, offsetof(State, current), 0, NULL},
@@ -121,7 +131,7 @@ static PyMemberDef State_members[] = {
 };
 
 static PyGetSetDef State_getset[] = {
-    {"base", (getter)State_get_base, NULL, NULL, NULL},
+    {"base", (getter)State_get_base, (setter)State_set_base, NULL, NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 

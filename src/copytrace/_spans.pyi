@@ -5,7 +5,7 @@ from typing import Any
 class ThreadState:
     ident: int
     current: int
-    base: int | None
+    base: int | None  # only None can be set
     busy: bool
     copying: bool
     pending: list[Any]

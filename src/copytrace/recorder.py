@@ -97,6 +97,14 @@ thread_state: Callable[[], ThreadState] = _thread_state if native is None else n
 """The calling thread's state."""
 
 
+def forget_thread() -> None:
+    """Forget what is open on the calling thread, in a forked child or where an interrupt came between."""
+    state = thread_state()
+    state.current, state.base, state.busy, state.copying = 0, None, False, False
+    state.pending.clear()
+    parent_span.set(0)
+
+
 class Recorder:
     """Spans of one session's life at a time, spooled to a directory."""
 
@@ -167,6 +175,7 @@ class Recorder:
             if self.mark is not None:
                 raise RuntimeError("the recorder is already recording: end() it first")
             _die_with_forks()
+            forget_thread()
             try:
                 self._files = [(spool / name).open("wb", buffering=0) for name in _FILES]
                 self._sites_file = (spool / _SITES).open("wb", buffering=0)
