@@ -30,6 +30,7 @@ REASONS = {
 VARYING = (
     (r"\d+\.\d [kM]B held at peak", "# MB held at peak"),
     (r"\d+\.\d x extra at peak", "# x extra at peak"),
+    (r"(?m)(\d\.\d\d x) +\d+\.\d [kM]B$", r"\1 #"),
     (r"extra at peak \d+\.\d\d x -> \d+\.\d\d x", "extra at peak # x -> # x"),
     (r"[\d,]+\.\d [kM]B in [\d,]+ moves", "# MB in # moves"),
     (r"in \d+\.\d\ds", "in # s"),
