@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from copytrace.flow import Edge
 from copytrace.layers import layer_of_module
 from copytrace.model import INPUT, OUTPUT
-from copytrace.naming import imports
+from copytrace.naming import by_import
 from copytrace.operations import keeps_in_memory
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _families(
         native = all(frame.native for frame in frames)
         if not native and not _fills(frames[0].function):
             continue
-        if any(imports(frame) for frame in frames):
+        if by_import(frames):
             continue
         carried = min(held, operation.payload)
         share = carried / held

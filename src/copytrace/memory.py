@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace.model import Timeline
-from copytrace.naming import imports
+from copytrace.naming import by_import
 from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Memory:
         self.owners: list[int] = self.operation_of_row.tolist()
         self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
-        self._importing = np.array([any(map(imports, stack)) for stack in stacks])
+        self._importing = np.array([by_import(stack) for stack in stacks])
         pooled = np.array([_is_pool(stack) for stack in stacks])[self.blocks.stack]
         self._held = ~(pooled | self._importing[self.blocks.stack])
         self.pools: list[int] = np.flatnonzero(pooled).tolist()

@@ -76,6 +76,14 @@ def imports(frame: Frame) -> bool:
     return frame.file.startswith(IMPORT_MACHINERY) or frame.layer == "copytrace"
 
 
+def by_import(stack: Iterable[Frame]) -> bool:
+    """Whether an import allocated on a stack, innermost frame first, or copytrace itself. What the user's own code does
+    while it is imported is the program's work.
+    """
+    nearest = next((frame for frame in stack if imports(frame) or frame.layer == "user"), None)
+    return nearest is not None and imports(nearest)
+
+
 def callers(stack: Iterable[Frame]) -> tuple[Frame, ...]:
     """The frames of libraries and of the user's code, innermost first, repeats left out."""
     chain: list[Frame] = []
