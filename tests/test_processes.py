@@ -139,10 +139,10 @@ def test_pools(method: str, tmp_path: Path) -> None:
     assert [sum(column) for column in zip(*pool, strict=True)] == [4, 10]
     assert [sum(column) for column in zip(*executor, strict=True)] == [4, 26]
     for name, status in statuses(report).items():
-        terminated = "PoolWorker" in name or name.startswith(
-            ("forked child", "python -c")
-        )  # a worker too late to have its name
-        assert status == ("cut-off" if terminated else "complete"), name
+        if name.startswith(("forked child", "python -c")):  # terminated before it had its name, or had begun
+            assert status in ("cut-off", "untraced"), name
+        else:
+            assert status == ("cut-off" if "PoolWorker" in name else "complete"), name
 
 
 def test_programs_that_start_programs(tmp_path: Path) -> None:
