@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 import textwrap
@@ -149,3 +150,32 @@ def test_a_report_without_faults_has_nothing_to_say() -> None:
     probe = ProbeStatus("numcodecs", "numcodecs", "1", "attached", "", sites)
     report = ReportData({}, Coverage(True, True, True, 0, (probe,), 0, 0, 0, None, ()), (), ())
     assert doctor.vanished(report) == []
+
+
+IMPORTED = """
+import importlib, json, sys
+import copytrace
+from copytrace.probes._attach import _builtin
+with copytrace.session(memray=False, transfers=False) as during:
+    for probe in _builtin():
+        try:
+            importlib.import_module(probe.package)
+        except ImportError:
+            pass
+with copytrace.session(memray=False, transfers=False) as after:
+    pass
+print(json.dumps([
+    {f"{probe.name} {site['name']}": site["status"] for probe in session.report.coverage.probes for site in probe.sites}
+    for session in (during, after)
+]))
+"""
+
+
+def test_a_session_in_which_libraries_are_imported_finds_what_one_after_the_imports_finds(tmp_path: Path) -> None:
+    """Each in the order in which it really is imported: fsspec.asyn and aiobotocore.client import others first."""
+    command = [sys.executable, "-c", IMPORTED]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    during, after = json.loads(done.stdout)
+    assert during == after
+    assert during["fsspec fsspec.asyn.sync"] == "attached"

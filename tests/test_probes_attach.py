@@ -366,6 +366,50 @@ class TestImports:
         assert recorded.names == [f"{name}.late.work"]
         assert not hasattr(module.work, "__wrapped__")
 
+    def test_module_that_imports_another_before_it_defines_its_functions(
+        self, tmp_path: Path, library: Callable[..., str]
+    ) -> None:
+        """As fsspec.asyn and aiobotocore.client do, of packages that are imported before."""
+        name = library("", late=f"from NAME import other\n{textwrap.dedent(self.SOURCE)}", other=self.SOURCE)
+        importlib.import_module(name)
+        family = Family(base=f"{name}.late:Store", methods=(Site(target="get", kind="request"),))
+        targets = (f"{name}.late:work", f"{name}.other:work", f"{name}.late:gone")
+        probe = Probe(
+            name=name,
+            library=name,
+            families=(family,),
+            sites=tuple(Site(target=target, kind="copy") for target in targets),
+        )
+        with recording(tmp_path / "s", probe) as recorded:
+            assert recorded.attachment is not None
+            module = importlib.import_module(f"{name}.late")
+            assert sites(recorded.attachment) == {
+                f"{name}.other.work": "attached",
+                f"{name}.late.work": "attached",
+                f"{name}.late.Store.get": "attached",
+                f"{name}.late:gone": "missing",
+            }
+            module.work(b"1")
+            module.Store().get(b"2")
+        assert recorded.names == [f"{name}.late.work", f"{name}.late.Store.get"]
+
+    def test_saying_what_waits_imports_nothing(
+        self, tmp_path: Path, library: Callable[..., str], attach: Callable[..., Attachment]
+    ) -> None:
+        """As ``import dask`` in a session, which is not the time to import ``dask.array``."""
+        name = library("", plain="")
+        (tmp_path / name / "inner").mkdir()
+        (tmp_path / name / "inner" / "__init__.py").write_text("raise ImportError('too early')")
+        (tmp_path / name / "inner" / "core.py").write_text("")
+        attachment = attach(self.probe(name, ".inner.core:work", ".inner.gone:work", ".plain.json:dumps"))
+        importlib.import_module(name)
+        assert sites(attachment) == {
+            f"{name}.inner.core:work": "waiting",
+            f"{name}.inner.gone:work": "missing",
+            f"{name}.plain.json:dumps": "missing",
+        }
+        assert [module for module in sys.modules if module.startswith(name)] == [name]
+
     def test_library_imported_after_the_session_is_left_alone(
         self, tmp_path: Path, library: Callable[..., str]
     ) -> None:

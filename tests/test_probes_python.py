@@ -360,10 +360,10 @@ class TestToolIds:
             assert sys.monitoring.get_tool(4) == "copytrace"
         assert sys.monitoring.get_tool(4) is None
 
-    def test_never_sets_a_profile_function(self, tmp_path: Path) -> None:
+    def test_never_sets_a_profile_or_trace_function(self, tmp_path: Path) -> None:
+        before = (sys.getprofile(), sys.gettrace())
         with recording(tmp_path, PROBE):
-            assert sys.getprofile() is None
-            assert sys.gettrace() is None
+            assert (sys.getprofile(), sys.gettrace()) == before
 
 
 def test_status_of_the_probe(tmp_path: Path) -> None:

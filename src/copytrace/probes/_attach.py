@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from copytrace.model import ProbeStatus, SiteInfo
 from copytrace.probes._calls import stand_in
-from copytrace.probes._imports import ImportWatch
+from copytrace.probes._imports import ImportWatch, is_initializing
 from copytrace.probes._looks import plan_of
 from copytrace.probes._patch import Patch, PatchError, find, is_compiled, take_back
 from copytrace.probes._site import Family, Probe, Site
@@ -25,6 +26,7 @@ from copytrace.versions import covers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from importlib.machinery import ModuleSpec
     from types import FunctionType
 
 
@@ -105,24 +107,24 @@ class Attachment:
         with self._quietly():
             for attached in self._attached:
                 if attached.probe.package.partition(".")[0] == name.partition(".")[0]:
-                    self._try(attached)
+                    self._try(attached, name)
             self.changed()
 
-    def _try(self, attached: _Attached) -> None:
-        """Attach what of ``attached`` waits and can be attached."""
+    def _try(self, attached: _Attached, imported: str = "") -> None:
+        """Attach what of ``attached`` waits and can be attached. ``imported`` is the module that is done just now."""
         waiting, attached.waiting = attached.waiting, []
         for item in waiting:
             try:
                 if isinstance(item, Family):
-                    self._attach_family(attached, item)
+                    self._attach_family(attached, item, imported)
                 else:
-                    self._attach_site(attached, item)
+                    self._attach_site(attached, item, imported)
             except Exception as error:
                 name = item.base if isinstance(item, Family) else item.name or item.targets[0]
                 attached.rows[name] = ("failed", f"{type(error).__name__}: {error}")
                 recorder.failed(error, name)
 
-    def _attach_site(self, attached: _Attached, site: Site) -> None:
+    def _attach_site(self, attached: _Attached, site: Site, imported: str) -> None:
         loaded = True
         for target in site.targets:
             module, _, path = target.partition(":")
@@ -132,12 +134,14 @@ class Attachment:
             elif (found := find(sys.modules[module], path)) is not None:
                 self._patch(attached, *found, site if site.name else _named(site, f"{_public(module)}.{path}"))
                 return
+            elif module != imported and is_initializing(sys.modules[module]):
+                loaded = False
         if loaded:
             attached.absent.append(site)
         else:
             attached.waiting.append(site)
 
-    def _attach_family(self, attached: _Attached, family: Family) -> None:
+    def _attach_family(self, attached: _Attached, family: Family, imported: str) -> None:
         module, _, path = family.base.partition(":")
         if module not in sys.modules:
             self._watch.names |= {module, module.partition(".")[0]}
@@ -146,6 +150,9 @@ class Attachment:
         found = find(sys.modules[module], path)
         base = vars(found[0]).get(found[1]) if found else None
         if not isinstance(base, type):
+            if module != imported and is_initializing(sys.modules[module]):
+                attached.waiting.append(family)
+                return
             reason = f"{attached.probe.library} {_version(attached.probe.library)} has no {family.base}"
             attached.rows[f"{_public(module)}.{path}"] = ("missing", reason)
             return
@@ -373,10 +380,20 @@ def _status(attached: _Attached) -> ProbeStatus:
 
 @cache
 def _exists(module: str) -> bool:
+    """Whether it can be imported, without importing the packages that it lies in."""
     try:
-        return module in sys.modules or importlib.util.find_spec(module) is not None
+        return module in sys.modules or _spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    parent = module.rpartition(".")[0]
+    if module in sys.modules or not parent:
+        return importlib.util.find_spec(module)
+    package = _spec(parent)
+    places = package.submodule_search_locations if package else None
+    return PathFinder.find_spec(module, places) if places else None
 
 
 @cache

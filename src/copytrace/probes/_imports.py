@@ -59,11 +59,12 @@ class ImportWatch:
             del loader.exec_module
             loader.exec_module(module)
             top = sys.modules.get(name.partition(".")[0])
-            if self in sys.meta_path and (top is module or not _initializing(top)):
+            if self in sys.meta_path and (top is module or not is_initializing(top)):
                 self._loaded(name)
 
         loader.exec_module = exec_module
 
 
-def _initializing(module: ModuleType | None) -> bool:
+def is_initializing(module: ModuleType | None) -> bool:
+    """Whether the module's import has begun and is not over: names may be missing that it is about to define."""
     return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
