@@ -26,8 +26,7 @@ from copytrace.environment import describe
 from copytrace.errors import CopytraceError
 from copytrace.probes import Attachment, attach_all
 from copytrace.recorder import _die_with_forks, forget_thread, recorder
-from copytrace.trace import LoadedTrace
-from copytrace.trace import save as save_trace
+from copytrace.trace import Traced
 from copytrace.transfers import Recording
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from copytrace.model import Trace
-    from copytrace.report import Report
 
 
 class _Collector:
@@ -239,7 +237,7 @@ def leave_all_but(last: Session) -> None:
             session.__exit__(None, None, None)
 
 
-class Session:
+class Session(Traced):
     """A block or function to be traced; a context manager and a decorator, also of coroutine functions.
 
     ``native``: record native stacks. ``memray``: record allocations. ``transfers``: record moves with the native
@@ -408,21 +406,6 @@ class Session:
             state = "still open: leave its block first" if self._open else "never entered"
             raise CopytraceError(f"session {self.label}: {state}")
         return self._trace
-
-    @functools.cached_property
-    def _loaded(self) -> LoadedTrace:
-        return LoadedTrace(self.trace)
-
-    @property
-    def report(self) -> Report:
-        """What the trace says. Raises CopytraceError while the session is open or was never entered."""
-        if self._loaded.trace is not self.trace:
-            self.__dict__.pop("_loaded", None)
-        return self._loaded.report
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the trace to ``path``. Raises CopytraceError when the file exists and ``overwrite`` is not set."""
-        save_trace(self.trace, path, overwrite=overwrite)
 
 
 session = Session

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 import zipfile
+from abc import ABC, abstractmethod
 from dataclasses import asdict, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -72,6 +73,31 @@ class LoadedTrace:
             return from_dict(Report, to_dict(found), self._source)
         except (ArithmeticError, AttributeError, LookupError, MemoryError, TypeError, ValueError) as error:
             raise CopytraceError(f"{self._source}: damaged copytrace trace ({type(error).__name__})") from error
+
+
+class Traced(ABC):
+    """What has a :attr:`trace` once it is over: its report, and its file."""
+
+    _loaded: LoadedTrace | None = None
+
+    @property
+    @abstractmethod
+    def trace(self) -> Trace:
+        """What was recorded."""
+
+    @property
+    def report(self) -> Report:
+        """What the trace says. Raises as :attr:`trace`."""
+        trace = self.trace
+        if self._loaded is None or self._loaded.trace is not trace:
+            self._loaded = LoadedTrace(trace)
+        return self._loaded.report
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the trace to ``path``. Raises CopytraceError when the file exists and ``overwrite`` is not set, and as
+        :attr:`trace`.
+        """
+        save(self.trace, path, overwrite=overwrite)
 
 
 def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

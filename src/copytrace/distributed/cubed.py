@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from functools import cached_property
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from copytrace._session import Session
 from copytrace.follow import running
-from copytrace.trace import LoadedTrace, save
+from copytrace.trace import Traced
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from copytrace.model import Trace
-    from copytrace.report import Report
 
 PATIENCE = 10.0
 """Seconds to wait for processes of an executor, which cubed does not wait for."""
@@ -30,7 +28,7 @@ def _callbacks() -> set[Any]:
     return active
 
 
-class TracedCubed:
+class TracedCubed(Traced):
     """A block whose computations are traced, on the executors that run tasks in this process or start processes.
 
     It is a callback of cubed's while the block runs. A task's ``projected_bytes`` are the plan's ``projected_mem``
@@ -46,7 +44,6 @@ class TracedCubed:
     def __enter__(self) -> Self:
         self.projected = {}
         self.__dict__.pop("trace", None)
-        self.__dict__.pop("_loaded", None)
         self._session.__enter__()
         _callbacks().add(self)
         return self
@@ -85,16 +82,3 @@ class TracedCubed:
         """What was recorded. Raises CopytraceError before the end of the block."""
         trace = self._session.trace
         return replace(trace, environment={**trace.environment, "projected_bytes": self.projected})
-
-    @cached_property
-    def _loaded(self) -> LoadedTrace:
-        return LoadedTrace(self.trace)
-
-    @property
-    def report(self) -> Report:
-        """What the trace says, by process, task and path. Raises as :attr:`trace`."""
-        return self._loaded.report
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the trace to a file. Raises CopytraceError when it exists and ``overwrite`` is not set."""
-        save(self.trace, path, overwrite=overwrite)

@@ -8,7 +8,6 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,7 +15,7 @@ from distributed import WorkerPlugin
 
 from copytrace.errors import CopytraceError
 from copytrace.follow import Following, collect, leave, record
-from copytrace.trace import LoadedTrace, load, save
+from copytrace.trace import Traced, load, save
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
 
     from copytrace.model import Trace
-    from copytrace.report import Report
 
 
 class WorkerTracer(WorkerPlugin):
@@ -50,7 +48,7 @@ class WorkerTracer(WorkerPlugin):
         leave()
 
 
-class TracedWorkers:
+class TracedWorkers(Traced):
     """A block during which the workers of ``client``'s cluster are traced; those that it starts meanwhile, too.
 
     Options are those of :class:`copytrace.Session`. After the block :attr:`trace` and :attr:`report` are there. Raises
@@ -80,7 +78,6 @@ class TracedWorkers:
             raise CopytraceError("the workers are threads of this process: trace them with copytrace.session()")
         self.run = uuid.uuid4().hex
         self._trace = None
-        self.__dict__.pop("_loaded", None)
         self.client.register_plugin(WorkerTracer(self.run, self.options))
         return self
 
@@ -109,19 +106,6 @@ class TracedWorkers:
         if self._trace is None:
             raise CopytraceError("the workers are not traced yet, or still: leave the block first")
         return self._trace
-
-    @cached_property
-    def _loaded(self) -> LoadedTrace:
-        return LoadedTrace(self.trace)
-
-    @property
-    def report(self) -> Report:
-        """What the traces say, by worker, task and path. Raises as :attr:`trace`."""
-        return self._loaded.report
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the traces to one file. Raises CopytraceError when it exists and ``overwrite`` is not set."""
-        save(self.trace, path, overwrite=overwrite)
 
 
 def _directory(run: str) -> Path:
