@@ -11,7 +11,7 @@ import pytest
 
 import copytrace
 from copytrace import allocations, transfers
-from copytrace.allocations import SMALLEST, Segment, match_marks
+from copytrace.allocations import Segment, match_marks
 from copytrace.model import MARK_PERIOD
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ COLUMNS = ("address", "size", "born", "died", "enter", "leave", "span", "thread"
 def read(spool: Path) -> Allocations:
     facts = json.loads((spool / "session.json").read_text())
     segments = [Segment(spool / name, first, native) for name, first, native in facts["segments"]]
-    found, notes = allocations.read(segments, transfers.read(spool)[1])
+    notes: list[str] = []
+    (found,) = allocations.read(segments, transfers.read(spool)[1], notes=notes)
     assert notes == []
     return found
 
@@ -68,20 +69,35 @@ def test_where_blocks_of_records_end_makes_no_difference(
 
 def test_without_the_extension_the_same_is_read(spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_it = read(spool)
-    monkeypatch.setitem(sys.modules, "copytrace._rows", None)
-    assert same(read(spool), with_it)
+    monkeypatch.setitem(sys.modules, "copytrace._captures", None)
+    without = read(spool)
+    assert all(np.array_equal(getattr(without, name), getattr(with_it, name)) for name in COLUMNS)
 
 
-def test_the_extension_refuses_records_of_another_shape() -> None:
-    take = pytest.importorskip("copytrace._rows").take
-    for record in ((1, 2, 3), [1] * 8, object()):
-        with pytest.raises(TypeError, match="tuple of eight"):
-            take(iter([record]), 1, SMALLEST, {}, [])
-    with pytest.raises(TypeError):
-        take([], 1, SMALLEST, {}, [])
-    with pytest.raises(TypeError):
-        take(iter([]), -1, SMALLEST, {}, [])
-    assert take(iter([]), 5, SMALLEST, {}, []) == b""
+@pytest.mark.parametrize("batch", [5, 1 << 16])
+def test_a_session_in_stretches(spool: Path, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every stretch has what was alive in it, as the whole table has it; what outlives a stretch ends with it."""
+    monkeypatch.setattr(allocations, "_BATCH", batch)
+    whole = read(spool)
+    facts = json.loads((spool / "session.json").read_text())
+    segments = [Segment(spool / name, first, native) for name, first, native in facts["segments"]]
+    marks = transfers.read(spool)[1]
+    cuts = [int(marks["sequence"][len(marks) * part // 5]) for part in (1, 2, 2, 4)]
+    stretches = list(allocations.read(segments, marks, sorted(set(cuts))))
+    assert len(stretches) == len(set(cuts)) + 1
+    begun = 0
+    for stretch in stretches:
+        expected = np.flatnonzero((whole.born < stretch.records) & (whole.died >= begun))
+        assert np.array_equal(stretch.born, whole.born[expected])
+        for name in ("address", "size", "enter", "span", "thread", "moved"):
+            assert np.array_equal(getattr(stretch, name), getattr(whole, name)[expected]), name
+        assert np.array_equal(stretch.died, np.minimum(whole.died[expected], stretch.records))
+        assert [stretch.stacks[n][:3] for n in stretch.stack] == [whole.stacks[n][:3] for n in whole.stack[expected]]
+        linked = stretch.previous >= 0
+        before = whole.previous[expected][linked]
+        assert np.array_equal(stretch.born[stretch.previous[linked]], whole.born[before])
+        begun = stretch.records
+    assert begun == whole.records
 
 
 def test_a_growing_block_is_one_chain(spool: Path) -> None:

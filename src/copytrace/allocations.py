@@ -8,29 +8,25 @@ that are alive and those of :data:`SMALLEST` bytes and more that were.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from itertools import chain, islice
-from operator import attrgetter
+from bisect import bisect_left
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from copytrace import stacks
-from copytrace.apart import helper
+from copytrace.captures import FREE, MALLOC, REALLOC, SMALLEST, is_end, open_capture
 from copytrace.collecting import no_collection
 from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations
+from copytrace.stacks import Stacks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-SMALLEST = 512
-"""Bytes; smaller blocks come from CPython's own pools, which memray does not see, and are left out."""
+    from copytrace.captures import Capture
 
-FREE, MALLOC, REALLOC, MUNMAP = 5, 6, 7, 15
-_FIELDS = attrgetter("tid", "address", "size", "allocator", "stack_id", "native_stack_id")
 _BATCH = 1 << 16
 _MMAP_THRESHOLD = 128 << 10
 
@@ -44,7 +40,7 @@ _LIFE_DTYPE = np.dtype(
         ("leave", "<u8"),
         ("span", "<u8"),
         ("thread", "<u8"),
-        ("stack", "<u4"),
+        ("stack", "<i8"),
         ("previous", "<i8"),
         ("moved", "?"),
     ]
@@ -81,57 +77,45 @@ def absent(reason: str) -> Allocations:
     )
 
 
-class Taken(NamedTuple):
-    """What captures hold. ``lives`` has dtype ``_LIFE_DTYPE`` and the order of birth; ``stacks`` are as
-    :func:`copytrace.stacks.gather` returns them; ``records`` were read.
+def read(
+    segments: Sequence[Segment], marks: NDArray[Any], cuts: Sequence[int] = (), notes: list[str] | None = None
+) -> Iterator[Allocations]:
+    """Read the captures of a session, in order, as one table for each stretch of it: up to each of the sequences
+    ``cuts``, at which no span was open, and from the last of them on. A table has what was alive at some moment of its
+    stretch; what outlives it ends at its ``records``. Of what cannot be read a note is added to ``notes``.
+
+    ``marks`` are all of them, a row each, in order.
     """
-
-    lives: NDArray[Any]
-    stacks: list[stacks.Gathered | None]
-    records: int
-
-
-def read(segments: Sequence[Segment], marks: NDArray[Any], *, here: bool = True) -> tuple[Allocations, list[str]]:
-    """Read the captures of a session, in order, and what could not be read of them.
-
-    What reading takes is this process's when ``here``, and elsewhere a helper's if one can be had.
-    """
-    taken, notes = (None if here else helper.ask(segments, marks)) or take(segments, marks)
-    if len(notes) == len(segments):
-        return absent("; ".join(notes) or "no memray capture"), notes
-    lives = taken.lives
-    previous = np.searchsorted(lives["born"], lives["previous"])
-    previous[lives["previous"] < 0] = -1
-    return Allocations(
-        address=np.ascontiguousarray(lives["address"]),
-        size=np.ascontiguousarray(lives["size"]),
-        born=lives["born"].astype(np.uint64),
-        died=lives["died"].astype(np.uint64),
-        enter=np.ascontiguousarray(lives["enter"]),
-        leave=np.ascontiguousarray(lives["leave"]),
-        span=np.ascontiguousarray(lives["span"]),
-        thread=lives["thread"].astype(np.uint32),
-        stack=np.ascontiguousarray(lives["stack"]),
-        previous=previous,
-        moved=np.ascontiguousarray(lives["moved"]),
-        stacks=((), *map(stacks.named, taken.stacks)),
-        records=taken.records,
-    ), notes
-
-
-def take(segments: Sequence[Segment], marks: NDArray[Any]) -> tuple[Taken, list[str]]:
-    """Take in what captures hold, in this process, and what could not be read of them."""
-    notes: list[str] = []
+    unread: list[str] = []
     intake = _Intake(marks)
-    with ExitStack() as readers:
-        for number, segment in enumerate(segments):
-            try:
-                with no_collection():
-                    _take(intake, segment, number, readers)
-            except (OSError, RuntimeError, ValueError) as error:
-                reason = str(error).partition("\n")[0].replace(str(segment.path), segment.path.name)
-                notes.append(f"memray capture {segment.path.name} could not be read: {reason}")
-        return intake.taken(), notes
+    with no_collection():
+        for table in _stretches(intake, segments, cuts, unread):
+            yield table if len(unread) < len(segments) else absent("; ".join(unread) or "no memray capture")
+    if notes is not None:
+        notes += unread
+
+
+def _stretches(
+    intake: _Intake, segments: Sequence[Segment], cuts: Sequence[int], unread: list[str]
+) -> Iterator[Allocations]:
+    left = list(cuts)[::-1]
+    for number, segment in enumerate(segments):
+        try:
+            capture = open_capture(segment.path)
+            intake.begin(number, segment, capture)
+            while len(rows := capture.take(_BATCH)):
+                position, sequence = intake.place(rows)
+                at = 0
+                while left and sequence[-1] >= left[-1]:
+                    until = int(np.searchsorted(sequence, np.uint64(left.pop())))
+                    intake.add(rows, position, sequence, at, until)
+                    at = until
+                    yield intake.table()
+                intake.add(rows, position, sequence, at, len(rows))
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].replace(str(segment.path), segment.path.name)
+            unread.append(f"memray capture {segment.path.name} could not be read: {reason}")
+    yield from (intake.table() for _ in range(len(left) + 1))
 
 
 def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: NDArray[Any]) -> NDArray[np.uint64]:
@@ -165,68 +149,16 @@ def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple
     return (np.concatenate(kept), np.concatenate(index)) if kept else (np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-def _take(intake: _Intake, segment: Segment, number: int, readers: ExitStack) -> None:
-    from memray import FileReader
-
-    reader = readers.enter_context(FileReader(segment.path, max_memory_records=1))
-    records = iter(reader.get_allocation_records())
-    first = list(islice(records, 1))
-    rows_of = _row_taker(first)
-    records = chain(first, records)
-    known: dict[int, int] = {}
-    intake.begin(number, segment)
-    while len(rows := rows_of(records, known, intake.kept)):
-        intake.add(rows)
-
-
-type _RowTaker = Callable[[Iterator[Any], dict[int, int], list[Any]], NDArray[np.int64]]
-"""Takes the next records as rows: thread, address, size, allocator, and the number of the stack of what may be kept,
-from 1. ``known`` has the stacks of this capture; of each new one the record is put into ``kept``.
-"""
-
-
-def _row_taker(records: Sequence[Any]) -> _RowTaker:
-    """The extension where memray holds ``records`` as it expects, in half the time."""
-    try:
-        from copytrace._rows import take
-    except ImportError:
-        return _take_rows
-
-    def take_rows(records: Iterator[Any], known: dict[int, int], kept: list[Any]) -> NDArray[np.int64]:
-        return np.frombuffer(take(records, _BATCH, SMALLEST, known, kept), np.int64).reshape(-1, 5)
-
-    try:
-        same = all(np.array_equal(take_rows(iter([r]), {}, []), _take_rows(iter([r]), {}, [])) for r in records)
-    except TypeError:
-        same = False
-    return take_rows if same else _take_rows
-
-
-def _take_rows(records: Iterator[Any], known: dict[int, int], kept: list[Any]) -> NDArray[np.int64]:
-    batch = list(islice(records, _BATCH))
-    rows = np.fromiter(chain.from_iterable(map(_FIELDS, batch)), np.int64, 6 * len(batch)).reshape(-1, 6)
-    keys = rows[:, 4] << 32 | rows[:, 5]
-    rows[:, 4] = 0
-    told = np.flatnonzero((rows[:, 2] >= SMALLEST) & ~_is_end(rows[:, 3]))
-    distinct, first, inverse = np.unique(keys[told], return_index=True, return_inverse=True)
-    for key, at in zip(distinct.tolist(), told[first].tolist(), strict=True):
-        if key not in known:
-            kept.append(batch[at])
-            known[key] = len(kept)
-    rows[told, 4] = np.array([known[key] for key in distinct.tolist()], np.int64)[inverse]
-    return rows[:, :5]
-
-
 class _Intake:
-    """What was taken in so far."""
+    """What was taken in of the stretch that is being read, and what is alive."""
 
     def __init__(self, marks: NDArray[Any]) -> None:
         self.marks = marks
-        self.kept: list[Any] = []
-        """One record with each stack."""
-        self.begins: list[tuple[int, bool]] = []
-        """How many of those there were when a capture began, and whether it has native frames."""
+        self.stacks = Stacks()
+        self.known_stacks = 0
         self.count = 0
+        self.begun = 0
+        """The sequence at which the stretch began."""
         self.ended: list[NDArray[Any]] = []
         self.alive = np.zeros(0, _LIFE_DTYPE)
         self.threads: dict[int, int] = {}
@@ -234,28 +166,51 @@ class _Intake:
         self.last = np.zeros((1, 5), np.int64)
         self.last_ended = np.zeros(1, _LIFE_DTYPE)
 
-    def begin(self, number: int, segment: Segment) -> None:
+    def begin(self, number: int, segment: Segment, capture: Capture) -> None:
         """Begin with the next capture."""
         self.thread_base = number << 32
         self.following = segment.first_mark
-        self.begins.append((len(self.kept), segment.native))
+        self.stack_base = self.known_stacks
+        self.stacks.begin(self.stack_base, capture, native=segment.native)
 
-    def add(self, rows: NDArray[np.int64]) -> None:
-        """Take in the next records."""
+    def place(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Where the marks are among the next records, and the sequence at each record."""
+        thread, size, allocator = rows[:, 0] + self.thread_base, rows[:, 2], rows[:, 3]
+        candidate = np.flatnonzero((allocator == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
+        chosen, index = match_marks(size[candidate] - MARK_BASE, self.following, len(self.marks))
+        position = candidate[chosen]
+        sequence = np.zeros(len(size), np.uint64)
+        if len(index):
+            marks = self.marks[int(index[0]) : int(index[-1]) + 1]
+            sequence[position] = marks["sequence"][index - index[0]]
+            self.following = int(index[-1]) + 1
+            owners = marks["thread"][index - index[0]]
+            self.threads.update(zip(thread[position].tolist(), owners.tolist(), strict=True))
+        sequence[0] = max(int(sequence[0]), self.sequence)
+        return position, np.maximum.accumulate(sequence)
+
+    def add(
+        self, rows: NDArray[np.int64], position: NDArray[np.int64], sequence: NDArray[np.uint64], begin: int, end: int
+    ) -> None:
+        """Take in the records from ``begin`` to ``end``, of which those at ``position`` are marks."""
+        if begin == end:
+            return
+        position = position[(position >= begin) & (position < end)] - begin
+        rows, sequence = rows[begin:end], sequence[begin:end]
         thread, address, size, allocator, stack = (np.ascontiguousarray(rows[:, i]) for i in range(5))
-        thread = thread + self.thread_base
-        position, sequence = self._sequence(thread, size, allocator)
         known = len(self.alive)
         following = _following(np.concatenate([self.alive["address"].astype(np.int64), address]))
 
-        opens = ~_is_end(allocator) & (size >= SMALLEST)
+        opens = ~is_end(allocator) & (size >= SMALLEST)
         opens[position] = False
         born = np.flatnonzero(opens)
         lives = np.zeros(known + len(born), _LIFE_DTYPE)
         lives[:known] = self.alive
         fresh = lives[known:]
         fresh["address"], fresh["size"], fresh["born"] = address[born], size[born], self.count + born
-        fresh["enter"], fresh["thread"], fresh["stack"] = sequence[born], thread[born], stack[born]
+        fresh["enter"], fresh["thread"] = sequence[born], thread[born] + self.thread_base
+        fresh["stack"] = stack[born] + self.stack_base
+        self.known_stacks = max(self.known_stacks, int(stack.max()) + self.stack_base)
 
         ends = following[np.concatenate([np.arange(known), known + born])] - known
         over = ends >= 0
@@ -266,21 +221,6 @@ class _Intake:
         self.alive = lives[~over]
         self.count += len(rows)
         self.sequence = int(sequence[-1])
-
-    def _sequence(
-        self, thread: NDArray[np.int64], size: NDArray[np.int64], allocator: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-        """Where the marks are, and the sequence at each record."""
-        candidate = np.flatnonzero((allocator == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
-        chosen, index = match_marks(size[candidate] - MARK_BASE, self.following, len(self.marks))
-        position = candidate[chosen]
-        sequence = np.zeros(len(size), np.uint64)
-        sequence[position] = self.marks["sequence"][index]
-        sequence[0] = max(int(sequence[0]), self.sequence)
-        if len(index):
-            self.following = int(index[-1]) + 1
-            self.threads.update(zip(thread[position].tolist(), self.marks["thread"][index].tolist(), strict=True))
-        return position, np.maximum.accumulate(sequence)
 
     def _join_reallocs(
         self, rows: NDArray[np.int64], lives: NDArray[Any], ends: NDArray[np.int64], born: NDArray[np.int64]
@@ -306,27 +246,38 @@ class _Intake:
         self.last = rows[-1:]
         self.last_ended = candidates[ended[-1:]] if ended[-1] >= 0 else np.zeros(1, _LIFE_DTYPE)
 
-    def taken(self) -> Taken:
-        """All of it."""
+    def table(self) -> Allocations:
+        """The stretch up to here; what follows is of the next."""
         self.alive["died"], self.alive["leave"] = self.count, self.sequence
         lives = np.concatenate([*self.ended, self.alive])
         lives = lives[np.argsort(lives["born"])]
         numbers, inverse = np.unique(lives["thread"], return_inverse=True)
         named = np.array([self.threads.get(number, 0) for number in numbers.tolist()], np.uint64)[inverse]
-        lives["span"] = spans_of(lives["enter"], named, self.marks)
-        gathered = stacks.gather(self.kept, self._natives(), lives["stack"], lives["size"], lives["span"])
-        return Taken(lives, gathered, self.count)
-
-    def _natives(self) -> NDArray[np.bool_]:
-        """Whether the capture of each kept record has native frames."""
-        native = np.zeros(len(self.kept), bool)
-        for first, of_capture in self.begins:
-            native[first:] = of_capture
-        return native
-
-
-def _is_end(allocator: NDArray[np.int64]) -> NDArray[np.bool_]:
-    return np.isin(allocator, (FREE, MUNMAP))
+        first, last = (
+            bisect_left(self.marks, at, key=itemgetter("sequence")) for at in (self.begun, self.sequence + 1)
+        )
+        fresh = lives["enter"] >= self.begun
+        lives["span"][fresh] = spans_of(lives["enter"][fresh], named[fresh], self.marks[first:last])
+        self.ended, self.alive = [], lives[lives["died"] == self.count]
+        self.begun = self.sequence + 1
+        previous = np.searchsorted(lives["born"], lives["previous"])
+        known = (lives["previous"] >= 0) & (lives["born"][np.minimum(previous, len(lives) - 1)] == lives["previous"])
+        stack, frames = self.stacks.resolve(lives["stack"], lives["size"], lives["span"])
+        return Allocations(
+            address=np.ascontiguousarray(lives["address"]),
+            size=np.ascontiguousarray(lives["size"]),
+            born=lives["born"].astype(np.uint64),
+            died=lives["died"].astype(np.uint64),
+            enter=np.ascontiguousarray(lives["enter"]),
+            leave=np.ascontiguousarray(lives["leave"]),
+            span=np.ascontiguousarray(lives["span"]),
+            thread=lives["thread"].astype(np.uint32),
+            stack=stack,
+            previous=np.where(known, previous, -1),
+            moved=np.ascontiguousarray(lives["moved"]),
+            stacks=frames,
+            records=self.count,
+        )
 
 
 def _following(address: NDArray[np.int64]) -> NDArray[np.int64]:

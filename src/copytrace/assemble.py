@@ -50,18 +50,18 @@ def assemble(
     reason: str = "",
     between: tuple[int, int] | None = None,
     complete: bool = True,
-    here: bool = False,
 ) -> Trace:
     """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says
-    why memray was absent; captures are read in this process when ``here``, else in a helper's.
+    why memray was absent.
     """
     moved, marks = transfers.read(spool)
     spans, seen, sites, attributes = recorder.read_spool(spool)
     spans = spans[np.argsort(spans["id"])]
+    unread: list[str] = []
     if segments:
-        blocks, unread = allocations.read(segments, marks, here=here)
+        (blocks,) = allocations.read(segments, marks, notes=unread)
     else:
-        blocks, unread = allocations.absent(reason), []
+        blocks = allocations.absent(reason)
     attributes = tuple(_with_layers(description) for description in attributes)
     moved = replace(moved, callers=tuple(native_frame(f.function, "", 0, f.file) for f in moved.callers))
     if between:
@@ -145,7 +145,6 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
             min_bytes=int(facts["min_bytes"]),
             reason=str(facts["reason"]),
             complete=ended,
-            here=not ended,
         )
     except FileNotFoundError as error:
         raise CopytraceError(f"{spool}: a directory, but not what a copytrace run leaves") from error
