@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 import reportdata
-from copytrace import attribution
+from copytrace import paths
 from copytrace.attribution import attribute
 from copytrace.model import DESTINATION, INPUT, OUTPUT, Frame, Path, SiteInfo, Step
 from handmade import MAIN, Story
@@ -698,5 +698,5 @@ def _transform(kind: str, function: str, nbytes: int) -> Step:
 
 def _judgement(steps: list[Step], codecs: tuple[str, ...]) -> tuple[list[int], int]:
     operation = cast(Any, SimpleNamespace(codecs=codecs, direction="read", store="LocalStore"))
-    judged, best = attribution._Attribution._judge(cast(Any, None), steps, operation)
+    judged, best = paths._judge(steps, operation)
     return [step.avoidable_bytes for step in judged], best

@@ -5,78 +5,35 @@ I/O.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from copytrace import flow, inference, lookup, operations, tasks, transforms
-from copytrace.answerable import answered_for
+from copytrace.carried import Carried
 from copytrace.collecting import no_collection
 from copytrace.environment import released
-from copytrace.layers import project_of
 from copytrace.memory import Memory
-from copytrace.model import (
-    COPY_KINDS,
-    DESTINATION,
-    IO_KINDS,
-    OUTPUT,
-    Buffer,
-    Coverage,
-    LayerTotal,
-    Path,
-    ReportData,
-    SiteRef,
-    Step,
-)
-from copytrace.naming import UNKNOWN, Name, Namer, reference
+from copytrace.model import COPY_KINDS, DESTINATION, IO_KINDS, OUTPUT, Coverage, LayerTotal, ReportData
+from copytrace.naming import UNKNOWN, Namer
+from copytrace.paths import ARENA, PathSums, Stretch
 from copytrace.remedies import remedy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from copytrace.flow import Edge
-    from copytrace.lookup import Region
-    from copytrace.model import Trace
+    from copytrace.model import Path, Task, Trace
     from copytrace.operations import Operation, SpanView
 
-CHANGES = frozenset({"encode", "decode", "convert"})
-LEAST_CHANGE = 0.02
-"""An encode, decode or conversion of less of the payload is one of an index, unless a codec compresses.
-It is not called avoidable: the format asks for it.
-"""
 
-_ARENA = 1 << 20
-"""Bytes of an arena of CPython's allocator for small objects."""
-
-
-def attribute(trace: Trace) -> ReportData:
-    """The report of a trace."""
-    with no_collection():
-        return _attribute(trace)
-
-
-def _attribute(trace: Trace) -> ReportData:
-    ops = operations.group(trace)
-    located = lookup.locate(trace)
-    moved = flow.build(trace, ops, located)
-    if not trace.transfers.recorded:
-        inference.complete(trace, ops, located, moved)
-    transforms.complete(ops, located, moved, trace.transfers.callers)
-    work = _Attribution(trace, ops, located, moved)
-    paths = [_with_remedies(path, trace.environment.get("packages", {})) for path in work.paths()]
-    return ReportData(
-        environment=trace.environment,
-        coverage=work.coverage(paths),
-        paths=tuple(paths),
-        layers=layer_totals(paths),
-        label=trace.label,
-        spans=len(trace.spans),
-        records=trace.allocations.records,
-        tasks=tasks.numbered(tasks.tell(trace, ops, work.copied)),
-    )
+def attribute(trace: Trace, continued: Iterable[Trace] = ()) -> ReportData:
+    """The report of a trace and the stretches that continue it, in order; of these there is one at a time."""
+    work = _Attribution(trace)
+    for stretch in chain((trace,), continued):
+        with no_collection():
+            work.take(stretch)
+    return work.report()
 
 
 def _with_remedies(path: Path, packages: Mapping[str, str]) -> Path:
@@ -85,148 +42,88 @@ def _with_remedies(path: Path, packages: Mapping[str, str]) -> Path:
     return replace(path, steps=steps)
 
 
-@dataclass(slots=True)
-class _Group:
-    """Regions of one site on a path, as one buffer of the report."""
-
-    id: str
-    role: str
-    label: str
-    layer: str
-    site: SiteRef
-    regions: set[int] = field(default_factory=set)
-    bytes: int = 0
-    pieces: int = 0
-
-
-def _first_change(steps: Sequence[Step]) -> list[Step]:
-    """The first of ``steps`` that changes the payload, and those in which its function does the same to other parts of
-    it; the checksum of a shard's index does not come first.
-    """
-    large = [step for step in steps if step.ratio is None or step.ratio >= LEAST_CHANGE]
-    first = large[0] if large else max(steps, key=lambda step: step.bytes, default=None)
-    if first is None:
-        return []
-    made = first.kind, first.layer, first.site.function
-    return [step for step in steps if (step.kind, step.layer, step.site.function) == made]
-
-
 class _Attribution:
-    def __init__(self, trace: Trace, ops: operations.Operations, located: lookup.Located, moved: flow.Flow) -> None:
+    """What is known of a trace so far, and of the stretch that is at hand."""
+
+    trace: Trace
+    ops: operations.Operations
+    located: lookup.Located
+    flow: flow.Flow
+    memory: Memory
+
+    def __init__(self, first: Trace) -> None:
+        self.first = first
+        self.versions = released(first.environment)
+        self.carried = Carried()
+        self.paths: dict[str, PathSums] = {}
+        self.tasks: list[Task] = []
+        self.spans = self.records = self.lost = self.off_bytes = self.off_moves = 0
+        self.pools: Counter[str] = Counter()
+        self.unrecorded: dict[str, str] = {}
+        """Why moves or allocations of some stretch were not recorded."""
+
+    def take(self, trace: Trace) -> None:
+        """Add the next stretch."""
         self.trace = trace
-        self.ops = ops
-        self.located = located
-        self.flow = moved
-        self.versions = released(trace.environment)
-        self.namer = Namer(trace, ops, located, moved.edges)
-        self.memory = Memory(trace, ops, located, moved)
-        self.used: set[int] = set()
-        self.copied: dict[int, int] = {}
-        """Bytes that each operation copied, by its span."""
+        self.ops = operations.group(trace)
+        self.located = lookup.locate(trace, self.carried)
+        self.flow = flow.build(trace, self.ops, self.located)
+        if not trace.transfers.recorded:
+            inference.complete(trace, self.ops, self.located, self.flow)
+        transforms.complete(self.ops, self.located, self.flow, trace.transfers.callers)
+        self.memory = Memory(trace, self.ops, self.located, self.flow, self.carried)
+        namer = Namer(trace, self.ops, self.located, self.flow.edges)
+        stretch = Stretch(trace, self.located, self.memory, namer, self.versions, {})
+        copied, used = self._add_to_paths(stretch)
+        self.tasks += tasks.tell(trace, self.ops, copied)
+        self._add_to_coverage(stretch, used)
+        self.carried.since = self.carried.until(trace.allocations)
 
-    # --- paths
-
-    def paths(self) -> list[Path]:
+    def _add_to_paths(self, stretch: Stretch) -> tuple[dict[int, int], set[int]]:
+        """The bytes that each operation copied, by its span, and the identities of the edges on paths."""
         members: dict[str, list[Operation]] = defaultdict(list)
         for op in self.ops.by_root.values():
             members[op.label].append(op)
-        edges: dict[int, list[Edge]] = defaultdict(list)
+        edges_of: dict[int, list[Edge]] = defaultdict(list)
         for edge in self.flow.edges:
             if edge.operation:
-                edges[edge.operation].append(edge)
-        return [self._path(label, group, edges) for label, group in members.items()]
+                edges_of[edge.operation].append(edge)
+        holders = set(self.memory.owners)
+        for sums in self.paths.values():
+            sums.begin(stretch, holders)
+        copied: dict[int, int] = {}
+        used: set[int] = set()
+        for label, group in members.items():
+            sums = self.paths.setdefault(label, PathSums(group[0]))
+            roles: dict[int, dict[int, str]] = {}
+            edges: list[Edge] = []
+            for op in group:
+                kept, roles[op.root.id] = self._on_path(op, edges_of.get(op.root.id, []))
+                copied[op.root.id] = sum(edge.nbytes for edge in kept if edge.kind in COPY_KINDS)
+                edges += kept
+            edges.sort(key=lambda edge: edge.sequence)
+            used.update(map(id, edges))
+            sums.add(stretch, group, edges, roles)
+        return copied, used
 
-    def _path(self, label: str, group: list[Operation], all_edges: dict[int, list[Edge]]) -> Path:
-        first = group[0]
-        payload = sum(op.payload for op in group)
-        roles: dict[int, str] = {}
-        edges: list[Edge] = []
-        for op in group:
-            kept, of_op = self._on_path(op, all_edges.get(op.root.id, []))
-            self.copied[op.root.id] = sum(edge.nbytes for edge in kept if edge.kind in COPY_KINDS)
-            edges += kept
-            roles |= of_op
-        edges.sort(key=lambda edge: edge.sequence)
-        self.used.update(map(id, edges))
-        rows = self.memory.rows_of(group)
-        alive, set_up, owners = self.memory.high_water(rows, roles, group)
-        alive += self._known_for(set_up, first.root.id)
-        groups = self._buffers(edges, roles, group, np.union1d(rows, np.array(alive, np.int64)), alive)
-        group_of = {region: g for g in groups for region in g.regions}
-        peak_of: Counter[str | None] = Counter()
-        extra_peak = 0
-        for row in alive:
-            region = self.memory.region_of(row)
-            size = int(self.trace.allocations.size[row])
-            role = roles.get(region, "temporary")
-            if region in group_of:
-                peak_of[group_of[region].id] += size
-            if role in ("extra", "temporary"):
-                extra_peak += size
-        steps = answered_for(self._steps(edges, group_of, payload, peak_of))
-        filled = {step.destination: step for step in reversed(steps) if step.destination and step.layer}
-        for g in groups:
-            if g.role == "extra" and not g.layer and g.id in filled:
-                g.layer, g.site = filled[g.id].layer, g.site if g.site.function else filled[g.id].site
-        steps, best = self._judge(steps, first)
-        copied = sum(step.bytes for step in steps if step.kind in COPY_KINDS)
-        fetched = sum(step.bytes for step in steps if step.kind == "fetch")
-        flushed = sum(step.bytes for step in steps if step.kind == "flush")
-        decoded = sum(step.bytes for step in steps if step.kind == "decode")
-        avoidable = sum(step.avoidable_bytes for step in steps)
-        held = sum(op.payload for op in group if op.root.id in owners) or payload
-        unnamed = sum(step.bytes for step in steps if step.kind in COPY_KINDS and not step.layer)
-        observed = sum(edge.observed for edge in edges)
-        return Path(
-            label=label,
-            direction=first.direction,
-            api=first.api,
-            store=first.store,
-            codecs=first.codecs,
-            operations=len(group),
-            chunks=sum(op.chunks for op in group),
-            errors=sum(op.errors for op in group),
-            payload_bytes=payload,
-            copied_bytes=copied,
-            copies=ratio(copied, payload),
-            extra_at_peak_bytes=extra_peak,
-            extra_at_peak=ratio(extra_peak, held),
-            best_achievable=best,
-            avoidable=ratio(avoidable, payload),
-            fetched_bytes=fetched,
-            flushed_bytes=flushed,
-            read_amplification=ratio(fetched, payload) if first.direction == "read" else None,
-            decode_amplification=ratio(decoded, payload) if first.direction == "read" and decoded else None,
-            unattributed_bytes=unnamed,
-            explained=None
-            if not self.trace.transfers.recorded
-            else 1.0
-            if not observed
-            else 1 - min(unnamed, observed) / observed,
-            buffers=tuple(
-                Buffer(g.id, g.role, g.label, g.layer, g.site, g.bytes, peak_of[g.id], g.pieces) for g in groups
-            ),
-            steps=tuple(steps),
-            timeline=self.memory.timeline(group, roles, self._layer_of),
+    def report(self) -> ReportData:
+        """The report of what was taken."""
+        first = self.first
+        moves = "moves" not in self.unrecorded
+        found = (sums.path(first.min_bytes, self.versions, transfers=moves) for sums in self.paths.values())
+        paths = tuple(_with_remedies(path, first.environment.get("packages", {})) for path in found)
+        return ReportData(
+            environment=first.environment,
+            coverage=self._coverage(paths),
+            paths=paths,
+            layers=layer_totals(paths),
+            label=first.label,
+            spans=self.spans,
+            records=self.records,
+            tasks=tasks.numbered(self.tasks),
         )
 
-    def _known_for(self, rows: Sequence[int], operation: int) -> list[int]:
-        """Those of ``rows`` that functions which can be named hold more of than an arena: the interpreter takes arenas
-        for whoever comes along.
-        """
-        held: Counter[str] = Counter()
-        named: dict[int, str] = {}
-        for row in rows:
-            region = self.memory.region_of(row)
-            name = self.namer.region(self.located.regions[region], operation) if region >= 0 else None
-            if name is not None:
-                named[row] = name.frame.function
-                held[named[row]] += int(self.trace.allocations.size[row])
-        return [row for row, function in named.items() if held[function] > _ARENA]
-
-    def _layer_of(self, region: int, operation: int) -> str:
-        name = self.namer.region(self.located.regions[region], operation) if region >= 0 else None
-        return name.layer if name else UNKNOWN
+    # --- what is on a path
 
     def _on_path(self, op: Operation, edges: list[Edge]) -> tuple[list[Edge], dict[int, str]]:
         """The edges of an operation that lie on the way of its payload, and the role of each region on it."""
@@ -312,213 +209,61 @@ class _Attribution:
                     results.add(sighting.region)
         return anchors, results
 
-    # --- buffers and steps
-
-    def _buffers(
-        self,
-        edges: Sequence[Edge],
-        roles: Mapping[int, str],
-        group: Sequence[Operation],
-        rows: NDArray[np.int64],
-        alive: Sequence[int],
-    ) -> list[_Group]:
-        """The buffers of a path in the order in which bytes first reached or left them, temporaries last: those that
-        are large, or of which one function holds as much together at the peak.
-        """
-        groups: dict[tuple[str, str, str], _Group] = {}
-        added: set[int] = set()
-
-        def add(region: Region, role: str) -> None:
-            if region.id in added:
-                return
-            added.add(region.id)
-            name = self.namer.region(region, group[0].root.id)
-            frame = name.frame if name else None
-            label = self._label(region, role, name)
-            key = (role, label, frame.function if frame else "")
-            found = groups.get(key)
-            if found is None:
-                site = reference(frame, self.versions) if frame else SiteRef("")
-                found = groups[key] = _Group(f"b{len(groups) + 1}", role, label, name.layer if name else "", site)
-            found.regions.add(region.id)
-            found.bytes += region.nbytes
-            found.pieces += 1
-
-        for edge in edges:
-            for end in (edge.source, edge.destination):
-                if end is not None:
-                    add(self.located.regions[end], roles[end])
-        large = max(1 << 12, sum(op.payload for op in group) // 100)
-        together: Counter[str] = Counter()
-        temporary: dict[int, str] = {}
-        for row in rows.tolist():
-            region = self.memory.region_of(row)
-            if region >= 0 and region not in roles and region not in temporary:
-                name = self.namer.region(self.located.regions[region], group[0].root.id)
-                temporary[region] = name.frame.function if name else ""
-        for row in alive:
-            together[temporary.get(self.memory.region_of(row), "")] += int(self.trace.allocations.size[row])
-        for number, function in temporary.items():
-            if self.located.regions[number].nbytes >= large or (function and together[function] >= large):
-                add(self.located.regions[number], "temporary")
-        return list(groups.values())
-
-    def _label(self, region: Region, role: str, name: Name | None) -> str:
-        if role in ("source", "result") and not region.rows:
-            return role
-        stack = self.trace.allocations.stacks[region.stack] if region.rows else ()
-        if name is None:
-            return stack[0].function if stack else role
-        inner = name.frame.function
-        beneath = next((frame for frame in name.callers if frame.function != inner), None)
-        text = f"{name.primitive} < {inner}" if name.primitive and name.primitive != inner else inner
-        return f"{text} < {beneath.function}" if beneath and text == inner else text
-
-    # --- steps
-
-    def _steps(
-        self,
-        edges: Iterable[Edge],
-        group_of: Mapping[int, _Group],
-        payload: int,
-        peak_of: Counter[str | None],
-    ) -> list[Step]:
-        merged: dict[tuple[str, str | None, str | None, int], list[Edge]] = {}
-        named: dict[tuple[str, str | None, str | None, int], Name] = {}
-        known: dict[tuple[str, str, str], int] = {}
-        for edge in edges:
-            name = self.namer.edge(edge)
-            called = known.setdefault(
-                (name.layer, name.frame.function, name.primitive if edge.mover else ""), len(known)
-            )
-            source = group_of[edge.source].id if edge.source is not None else None
-            destination = group_of[edge.destination].id if edge.destination is not None else None
-            key = (edge.kind, source, destination, called)
-            merged.setdefault(key, []).append(edge)
-            named.setdefault(key, name)
-        extra = {group.id for group in group_of.values() if group.role == "extra"}
-        steps = []
-        for key, same in merged.items():
-            kind, source, destination, _ = key
-            name = named[key]
-            total = sum(edge.nbytes for edge in same)
-            if total < self.trace.min_bytes:
-                continue
-            pieces = {edge.source for edge in same if edge.source is not None}
-            if kind == "copy" and len({edge.destination for edge in same}) * 2 <= len(pieces) and not same[0].mover:
-                kind = "join"
-            steps.append(
-                Step(
-                    kind=kind,
-                    source=source,
-                    destination=destination,
-                    layer=name.layer,
-                    project=project_of(name.layer),
-                    site=reference(name.frame, self.versions),
-                    primitive=name.primitive,
-                    called_from=tuple(reference(frame, self.versions) for frame in name.callers),
-                    count=sum(edge.count for edge in same),
-                    bytes=total,
-                    ratio=ratio(total, payload),
-                    at_peak_bytes=peak_of[destination] if destination in extra else 0,
-                    held_ms=self.memory.held_ms([edge.destination for edge in same if edge.destination is not None]),
-                    evidence=weakest(edge.evidence for edge in same),
-                )
-            )
-        return steps
-
-    # --- judgement
-
-    def _judge(self, steps: list[Step], op: Operation) -> tuple[list[Step], int]:
-        """Mark what is required and what is avoidable; the copies that the path cannot do without."""
-        compresses = operations.compresses(op.codecs)
-        changes = [step for step in steps if step.kind in CHANGES]
-        if not compresses:
-            changes = [step for step in changes if step.ratio is None or step.ratio >= LEAST_CHANGE]
-        transforms = [step for step in changes if step.kind != "convert"]
-        best = 1 if compresses or changes else 0
-        needed = _first_change(transforms) or _first_change(changes)
-        last = [step for step in steps if step.kind in COPY_KINDS and op.direction == "write"][-1:]
-        required = [step for step in last if _is_owned(step, op.store)]
-        judged = []
-        for step in steps:
-            if step.kind not in COPY_KINDS:
-                judged.append(step)
-                continue
-            small = step.kind in CHANGES and step.ratio is not None and step.ratio < LEAST_CHANGE
-            keep = small or any(step is other for other in needed)
-            must = any(step is other for other in required)
-            judged.append(replace(step, avoidable_bytes=0 if keep or must else step.bytes, required=must))
-        return judged, best
-
     # --- coverage
 
-    def coverage(self, paths: Sequence[Path]) -> Coverage:
-        trace = self.trace
-        off = [edge for edge in self.flow.edges if id(edge) not in self.used and edge.kind == "copy"]
-        small = sum(nbytes for _, _, nbytes in trace.transfers.small)
+    def _add_to_coverage(self, stretch: Stretch, used: set[int]) -> None:
+        trace = stretch.trace
+        off = [edge for edge in self.flow.edges if id(edge) not in used and edge.kind == "copy"]
+        small = trace.transfers.small
+        self.off_bytes += sum(edge.nbytes for edge in off) + sum(nbytes for _, _, nbytes in small)
+        self.off_moves += len(off) + sum(count for _, count, _ in small)
+        self.spans += len(trace.spans)
+        self.records = max(self.records, trace.allocations.records)
+        self.lost = max(self.lost, trace.transfers.lost)
+        for what, table in (("moves", trace.transfers), ("allocations", trace.allocations)):
+            if not table.recorded:
+                self.unrecorded.setdefault(what, table.reason)
+        for row in self.memory.pools:
+            region = self.memory.region_of(row)
+            name = stretch.namer.region(self.located.regions[region], 0) if region >= 0 else None
+            self.pools[name.layer if name else UNKNOWN] += int(trace.allocations.size[row])
+
+    def _coverage(self, paths: Sequence[Path]) -> Coverage:
+        first, why = self.first, self.unrecorded
         moved = [
-            (p.explained, sum(s.bytes for s in p.steps if s.kind in COPY_KINDS))
-            for p in paths
-            if p.explained is not None
+            (path.explained, sum(step.bytes for step in path.steps if step.kind in COPY_KINDS))
+            for path in paths
+            if path.explained is not None
         ]
         weight = sum(w for _, w in moved)
-        notes = list(trace.notes)
-        if not trace.transfers.recorded:
-            reason = trace.transfers.reason or "switched off"
+        notes = list(first.notes)
+        if "moves" in why:
+            reason = why["moves"] or "switched off"
             notes.append(f"moves were not recorded ({reason}): copies are inferred from probes and allocations")
-        if not trace.allocations.recorded:
-            notes.append(
-                f"allocations were not recorded ({trace.allocations.reason}): nothing is known of memory held at peak"
-            )
-        notes += self._about_pools()
-        if trace.transfers.lost:
-            notes.append(f"{trace.transfers.lost} moves were lost because the recorder's segments were full")
+        if "allocations" in why:
+            reason = why["allocations"]
+            notes.append(f"allocations were not recorded ({reason}): nothing is known of memory held at peak")
+        notes += [
+            f"{layer} took {nbytes / 1e6:,.1f} MB by mmap as a pool: what it holds there at peak is not known"
+            for layer, nbytes in self.pools.items()
+            if nbytes >= ARENA
+        ]
+        if self.lost:
+            notes.append(f"{self.lost} moves were lost because the recorder's segments were full")
         return Coverage(
-            memray=trace.allocations.recorded,
-            native=trace.native and trace.allocations.recorded,
-            transfers=trace.transfers.recorded,
-            lost_transfers=trace.transfers.lost,
-            probes=trace.probes,
+            memray="allocations" not in why,
+            native=first.native and "allocations" not in why,
+            transfers="moves" not in why,
+            lost_transfers=self.lost,
+            probes=first.probes,
             unattributed_bytes=sum(path.unattributed_bytes for path in paths),
-            off_path_bytes=sum(edge.nbytes for edge in off) + small,
-            off_path_moves=len(off) + sum(count for _, count, _ in trace.transfers.small),
+            off_path_bytes=self.off_bytes,
+            off_path_moves=self.off_moves,
             explained=(sum(e * w for e, w in moved if e is not None) / weight if weight else 1.0)
-            if trace.transfers.recorded
+            if "moves" not in why
             else None,
             notes=tuple(notes),
         )
-
-    def _about_pools(self) -> list[str]:
-        taken: Counter[str] = Counter()
-        for row in self.memory.pools:
-            region = self.memory.region_of(row)
-            name = self.namer.region(self.located.regions[region], 0) if region >= 0 else None
-            taken[name.layer if name else UNKNOWN] += int(self.trace.allocations.size[row])
-        return [
-            f"{layer} took {nbytes / 1e6:,.1f} MB by mmap as a pool: what it holds there at peak is not known"
-            for layer, nbytes in taken.items()
-            if nbytes >= _ARENA
-        ]
-
-
-def _is_owned(last: Step, store: str) -> bool:
-    """Whether a write's last copy made the bytes that its store keeps in memory."""
-    by = (last.site, *last.called_from[:1])
-    return operations.keeps_in_memory(store) or any(operations.keeps_in_memory("", site.function) for site in by)
-
-
-def ratio(part: int, whole: int) -> float | None:
-    """``part`` over ``whole`` to six decimals, None when there is no whole."""
-    return round(part / whole, 6) if whole else None
-
-
-_STRENGTH = {name: rank for rank, name in enumerate(("transfer", "pointer", "stack", "call", "native", "inferred"))}
-
-
-def weakest(evidences: Iterable[str]) -> str:
-    """The evidence that what rests on all of them has."""
-    return max(evidences, key=_STRENGTH.__getitem__)
 
 
 def layer_totals(paths: Sequence[Path]) -> tuple[LayerTotal, ...]:

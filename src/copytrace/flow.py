@@ -194,7 +194,7 @@ class _Builder:
         blocks = self.trace.allocations
         for region in self.located.regions:
             row = region.rows[0] if region.rows else -1
-            if row < 0 or not blocks.moved[row]:
+            if row < 0 or not blocks.moved[row] or blocks.previous[row] < 0:
                 continue
             before = int(blocks.previous[row])
             old = int(self.located.region_of_row[before])

@@ -14,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace.allocations import SMALLEST, spans_of
+from copytrace.allocations import spans_of
+from copytrace.captures import SMALLEST
 from copytrace.collecting import in_turn
 from copytrace.model import OUTPUT, TRANSFER_KINDS, Trace
 from copytrace.operations import is_metadata
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
+
+    from copytrace.carried import Carried
+    from copytrace.model import Allocations
 
 _FETCH, _FLUSH = TRANSFER_KINDS.index("fetch"), TRANSFER_KINDS.index("flush")
 _SMALL = 64 << 10
@@ -34,7 +40,8 @@ allocated there count as alive until the next mark.
 @dataclass(slots=True)
 class Region:
     """``rows`` are rows of the allocations, empty for memory from before the session. ``nbytes`` is the size of the
-    largest. ``native`` says that a thread without any Python frame allocated it.
+    largest. ``native`` says that a thread without any Python frame allocated it. ``key`` is the same in each stretch of
+    a trace: where in memray's stream the region was born, or a negative number for memory from before the session.
     """
 
     id: int
@@ -45,6 +52,7 @@ class Region:
     stack: int = 0
     enter: int = 0
     native: bool = False
+    key: int = 0
 
 
 @dataclass(slots=True)
@@ -77,10 +85,11 @@ class Move:
 
 @dataclass(slots=True)
 class Located:
-    """All look-ups of a trace."""
+    """All look-ups of a trace. ``earlier`` are the regions that were in an earlier stretch, by their keys."""
 
     regions: list[Region]
     region_of_row: NDArray[np.int64]
+    earlier: dict[int, Region]
     sightings: dict[int, list[Sighting]]
     moves: list[Move]
 
@@ -161,11 +170,40 @@ class _Outside:
         return None
 
 
-def locate(trace: Trace) -> Located:
-    """Look up both ends of every transfer and every buffer that a probe saw."""
+class _Outsides:
+    """All memory from before the session, which becomes a region when a probe is handed it: of a stretch that which
+    earlier ones have ``known`` first.
+    """
+
+    def __init__(self, regions: list[Region], known: list[tuple[int, int]]) -> None:
+        self.regions = regions
+        self.known = known
+        self.small, self.large = _Outside(_SMALL), _Outside(1 << 62)
+        for number, (address, nbytes) in enumerate(known, 1):
+            self._place(address, nbytes, -number)
+
+    def find(self, address: int, end: int) -> int | None:
+        known = self.small.find(address, end)
+        return self.large.find(address, end) if known is None else known
+
+    def add(self, address: int, nbytes: int) -> int:
+        self.known.append((address, nbytes))
+        return self._place(address, nbytes, -len(self.known))
+
+    def _place(self, address: int, nbytes: int, key: int) -> int:
+        number = len(self.regions)
+        self.regions.append(Region(number, address, nbytes, key=key))
+        (self.small if nbytes <= _SMALL else self.large).add(address, address + nbytes, number)
+        return number
+
+
+def locate(trace: Trace, carried: Carried) -> Located:
+    """Look up both ends of every transfer and every buffer that a probe saw in a stretch, after those before it."""
     blocks = trace.allocations
     interesting = np.flatnonzero(blocks.size >= _threshold(trace))
-    regions, region_of_row = _make_regions(trace, interesting)
+    regions, region_of_row = _make_regions(trace, interesting, carried)
+    outside = _Outsides(regions, carried.outside)
+    earlier = {region.key: region for region in regions if region.key < carried.since}
     asked = _questions(trace)
     start = blocks.address[interesting].astype(np.int64)
     live = _Blocks(
@@ -177,8 +215,17 @@ def locate(trace: Trace) -> Located:
     found, several = live.find(asked["address"], asked["nbytes"], asked["when"])
     member = region_of_row[interesting]
     region = np.where(found >= 0, member[found], -1) if len(member) else found
-    _settle(asked, region, {at: [int(member[row]) for row in rows] for at, rows in several.items()}, regions)
-    return Located(regions, region_of_row, _sightings(trace, asked, region), _moves(trace, asked, region))
+    _settle(asked, region, {at: [int(member[row]) for row in rows] for at, rows in several.items()}, outside)
+    _hand_on(blocks, regions, carried)
+    return Located(regions, region_of_row, earlier, _sightings(trace, asked, region), _moves(trace, asked, region))
+
+
+def _hand_on(blocks: Allocations, regions: Sequence[Region], carried: Carried) -> None:
+    lasting = carried.lasting(blocks)
+    last = ((region, region.rows[-1]) for region in regions if region.rows)
+    carried.regions = {
+        int(blocks.born[row]): region.key for region, row in last if lasting[row] and blocks.born[row] != region.key
+    }
 
 
 _QUESTION_DTYPE = np.dtype(
@@ -245,14 +292,11 @@ def _next_marks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
     return result
 
 
-def _settle(
-    asked: NDArray[Any], region: NDArray[np.int64], several: dict[int, list[int]], regions: list[Region]
-) -> None:
+def _settle(asked: NDArray[Any], region: NDArray[np.int64], several: dict[int, list[int]], outside: _Outsides) -> None:
     """Answer in ``region`` what the allocations leave open: memory from before the session, which becomes a region when
     a probe was handed it, and of several blocks at one place the newest that something was written to by then, or else
     that nothing was seen to be written to.
     """
-    small, large = _Outside(_SMALL), _Outside(1 << 62)
     clear = (region >= 0) & asked["writes"]
     clear[list(several)] &= asked["what"][list(several)] == _DESTINATION
     written, first = np.unique(region[clear], return_index=True)
@@ -268,14 +312,9 @@ def _settle(
             if writes:
                 since[int(region[at])] = min(since.get(int(region[at]), at), at)
             continue
-        end = address + nbytes
-        known = small.find(address, end)
-        if known is None:
-            known = large.find(address, end)
+        known = outside.find(address, address + nbytes)
         if known is None and what == _SEEN:
-            known = len(regions)
-            regions.append(Region(known, address, nbytes))
-            (small if nbytes <= _SMALL else large).add(address, end, known)
+            known = outside.add(address, nbytes)
         if known is not None:
             region[at] = known
 
@@ -337,14 +376,18 @@ def _of_metadata(trace: Trace) -> NDArray[np.bool_]:
     return np.isin(trace.seen["span"], spans)
 
 
-def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Region], NDArray[np.int64]]:
+def _make_regions(
+    trace: Trace, interesting: NDArray[np.int64], carried: Carried
+) -> tuple[list[Region], NDArray[np.int64]]:
     blocks = trace.allocations
     regions: list[Region] = []
     region_of_row = np.full(len(blocks.address), -1, np.int64)
     native = [all(frame.native for frame in stack) for stack in blocks.stacks]
-    names = ("address", "size", "previous", "moved", "span", "stack", "enter")
+    names = ("address", "size", "previous", "moved", "span", "stack", "enter", "born")
     columns = (in_turn(getattr(blocks, name)[interesting]) for name in names)
-    for row, address, size, previous, moved, span, stack, enter in zip(in_turn(interesting), *columns, strict=True):
+    for row, address, size, previous, moved, span, stack, enter, born in zip(
+        in_turn(interesting), *columns, strict=True
+    ):
         known = region_of_row[previous] if previous >= 0 and not moved else -1
         if known >= 0:
             region = regions[known]
@@ -353,5 +396,7 @@ def _make_regions(trace: Trace, interesting: NDArray[np.int64]) -> tuple[list[Re
             region_of_row[row] = known
         else:
             region_of_row[row] = len(regions)
-            regions.append(Region(len(regions), address, size, [row], span, stack, enter, native[stack] and not span))
+            alone = native[stack] and not span
+            key = carried.regions.get(born, born)
+            regions.append(Region(len(regions), address, size, [row], span, stack, enter, alone, key))
     return regions, region_of_row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise, takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,10 +13,11 @@ from copytrace.naming import by_import
 from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from copytrace.carried import Carried
     from copytrace.flow import Flow
     from copytrace.lookup import Located, Region
     from copytrace.model import Allocations, Frame, Trace
@@ -29,59 +30,98 @@ _POOL = re.compile(r"unix_mmap|_?mi_(os|prim|arena|reserve)|(je_|os_)?pages_map|
 """Functions of mimalloc and jemalloc that take memory by ``mmap``, to hand it out themselves."""
 
 
+class HighWater(NamedTuple):
+    """When a path held most: ``total`` bytes, in the rows ``alive``. ``set_up`` are rows then alive that its store or
+    its client had set up outside all operations (its model of the service), ``open`` the operations that were open.
+    """
+
+    total: int
+    alive: list[int]
+    set_up: list[int]
+    open: set[int]
+
+
 class Memory:
-    """The allocations of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and for our own;
-    ``owners`` is the same as a list.
+    """The allocations of a stretch of a trace, by operation. ``operation_of_row`` is 0 for what belongs to none, and
+    for our own; ``owners`` is the same as a list.
 
     Nobody holds what an import allocates, nor a pool: ``pools`` are the rows of memory that an allocator took to hand
     it out itself, of which is not known how much is in use.
     """
 
-    def __init__(self, trace: Trace, operations: Operations, located: Located, moved: Flow) -> None:
+    def __init__(self, trace: Trace, operations: Operations, located: Located, moved: Flow, carried: Carried) -> None:
         self.blocks = trace.allocations
         self.located = located
         self.operation_of_row = _operations_of_rows(trace, operations, located, moved)
+        earlier = carried.earlier(self.blocks)
+        born = self.blocks.born[earlier].tolist()
+        for row, place in zip(earlier.tolist(), born, strict=True):
+            self.operation_of_row[row] = carried.owners.get(place, 0)
         self.owners: list[int] = self.operation_of_row.tolist()
+        self.is_lasting = carried.lasting(self.blocks)
         self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
         self._importing = np.array([by_import(stack) for stack in stacks])
         pooled = np.array([_is_pool(stack) for stack in stacks])[self.blocks.stack]
         self._held = ~(pooled | self._importing[self.blocks.stack])
-        self.pools: list[int] = np.flatnonzero(pooled).tolist()
+        self.pools: list[int] = np.flatnonzero(pooled & (self.blocks.born >= carried.since)).tolist()
         self._set_up = _set_up(self.blocks, operations, np.flatnonzero(self._held & (self.operation_of_row == 0)))
+        for row, place in zip(earlier.tolist(), born, strict=True):
+            if place in carried.set_up:
+                self._set_up.setdefault(carried.set_up[place], []).append(row)
         self._sites: dict[int, set[str]] = {}
         for span in operations.spans.values():
             self._sites.setdefault(span.operation, set()).add(span.site.name)
         sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
         order = np.argsort(sequence)
-        self._sequence = sequence[order]
-        self._moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)[order]
+        moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)[order]
+        before = np.array(carried.clock, np.float64).reshape(-1, 2)
+        self._sequence = np.concatenate([before[:, 0], sequence[order]])
+        self._moment = np.concatenate([before[:, 1], moment])
+        self._began = float(self._moment[min(len(before), len(self._moment) - 1)]) if len(self._moment) else 0.0
+        self._hand_on(carried)
 
-    def rows_of(self, group: Sequence[Operation]) -> NDArray[np.int64]:
-        """The rows that the operations of a path hold."""
-        return np.flatnonzero(np.isin(self.operation_of_row, [op.root.id for op in group]) & self._held)
+    def _hand_on(self, carried: Carried) -> None:
+        """Tell the next stretch what lives on."""
+        lasting = np.flatnonzero(self.is_lasting & (self.operation_of_row != 0))
+        carried.owners = dict(
+            zip(self.blocks.born[lasting].tolist(), self.operation_of_row[lasting].tolist(), strict=True)
+        )
+        carried.set_up = {
+            int(self.blocks.born[row]): name
+            for name, rows in self._set_up.items()
+            for row in rows
+            if self.is_lasting[row]
+        }
+        if len(self._sequence) > len(carried.clock):
+            first, last = len(carried.clock), len(self._sequence) - 1
+            carried.clock += [(int(self._sequence[at]), int(self._moment[at])) for at in (first, last)]
 
-    def high_water(
-        self, rows: NDArray[np.int64], roles: Mapping[int, str], group: Sequence[Operation]
-    ) -> tuple[list[int], list[int], set[int]]:
-        """Rows alive when the path held most, those then alive that its store or its client had set up outside all
-        operations (its model of the service), and the operations that held memory or were open then.
+    def rows_of(self, operations: Iterable[int]) -> NDArray[np.int64]:
+        """The rows that operations hold, which are given by their spans."""
+        return np.flatnonzero(np.isin(self.operation_of_row, list(operations)) & self._held)
+
+    def high_water(self, rows: NDArray[np.int64], group: Sequence[Operation], names: Iterable[str]) -> HighWater:
+        """When most of ``rows``, of which there are some, was held at once. ``group`` are operations of the path and
+        ``names`` those of its store and of the sites that were called in it.
         """
-        if not len(rows):
-            return [], [], {op.root.id for op in group}
         blocks = self.blocks
         position, change = self._changes(rows)
         order = np.lexsort((change, position))
-        at = order[int(np.argmax(np.cumsum(change[order])))]
+        held = np.cumsum(change[order])
+        highest = int(np.argmax(held))
+        at = order[highest]
         moment = int(position[at])
         sequence = int(blocks.enter[rows[at % len(rows)]])
         alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
-        owners = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
-        owners |= {int(self.operation_of_row[row]) for row in alive if roles.get(self.region_of(row)) == "extra"}
-        used = {group[0].store}.union(*(self._sites[op.root.id] for op in group))
-        set_up = [row for name in used & self._set_up.keys() for row in self._set_up[name]]
+        set_up = [row for name in self._set_up.keys() & names for row in self._set_up[name]]
         kept = [row for row in set_up if blocks.born[row] <= moment < blocks.died[row]]
-        return alive, kept, owners
+        opened = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
+        return HighWater(int(held[highest]), alive, kept, opened)
+
+    def sites_of(self, group: Sequence[Operation]) -> set[str]:
+        """The names of the sites that were called in operations."""
+        return set[str]().union(*(self._sites[op.root.id] for op in group))
 
     def is_imported(self, region: Region) -> bool:
         """Whether an import allocated a region."""
@@ -91,28 +131,42 @@ class Memory:
         """The region of a row, -1 for blocks too small to be an end of a move."""
         return int(self.located.region_of_row[row])
 
-    def held_ms(self, regions: Sequence[int]) -> float | None:
-        """Milliseconds for which the longest-lived region was kept, None when it outlived the session or is unknown."""
-        rows = [self.located.regions[region].rows for region in regions]
-        if not rows or not all(rows) or not len(self._sequence):
+    def lives(self, regions: Iterable[int]) -> tuple[list[float], dict[int, float]] | None:
+        """For how many nanoseconds regions were kept, and of those that outlive the stretch, by key, since when they
+        are; None when one of them outlived the session or is not known.
+        """
+        chosen = [self.located.regions[region] for region in set(regions)]
+        if not all(region.rows for region in chosen) or not len(self._sequence):
             return None
-        last = np.array([of_region[-1] for of_region in rows])
+        last = np.array([region.rows[-1] for region in chosen], np.int64)
         if (self.blocks.died[last] >= self.blocks.records).any():
             return None
-        first = np.array([of_region[0] for of_region in rows])
-        kept = self._time(self.blocks.leave[last]) - self._time(self.blocks.enter[first])
-        return round(float(kept.max()) / 1e6, 3)
+        begun = self._time(np.array([region.enter for region in chosen])).tolist()
+        ended = self._ended(last)
+        over = [end - begin for begin, end in zip(begun, ended, strict=True) if end is not None]
+        going_on = zip(chosen, begun, ended, strict=True)
+        return over, {region.key: begin for region, begin, end in going_on if end is None}
 
-    def timeline(
-        self, group: Sequence[Operation], roles: Mapping[int, str], layer_of: Callable[[int, int], str]
-    ) -> Timeline | None:
-        """Live bytes of the largest operation by layer; ``layer_of`` names the layer of a region (-1: of none) in an
-        operation, and the layer of those of one stack is one.
+    def ends(self, keys: Iterable[int]) -> dict[int, float]:
+        """Nanoseconds at which those of the regions of earlier stretches ended that did not outlive this one."""
+        found = [(key, self.located.earlier.get(key)) for key in keys]
+        gone = {key: self._began for key, region in found if region is None or not region.rows}
+        here = [(key, region.rows[-1]) for key, region in found if region is not None and region.rows]
+        ended = self._ended(np.array([row for _, row in here], np.int64))
+        return gone | {key: end for (key, _), end in zip(here, ended, strict=True) if end is not None}
+
+    def _ended(self, rows: NDArray[np.int64]) -> list[float | None]:
+        over = self.blocks.leave[rows] <= self._sequence[-1]
+        moments = self._time(self.blocks.leave[rows]).tolist()
+        return [moment if known else None for moment, known in zip(moments, over.tolist(), strict=True)]
+
+    def timeline(self, op: Operation, roles: Mapping[int, str], layer_of: Callable[[int, int], str]) -> Timeline | None:
+        """Live bytes of an operation by layer; ``roles`` are those of its regions, ``layer_of`` names the layer of a
+        region (-1: of none) in an operation, and the layer of those of one stack is one.
         """
         if not self.blocks.recorded or not len(self._sequence):
             return None
-        op = max(group, key=lambda op: op.payload)
-        rows = self.rows_of([op])
+        rows = self.rows_of([op.root.id])
         region = self.located.region_of_row[rows]
         held = [roles.get(number, "temporary") in ("extra", "temporary") for number in region.tolist()]
         rows, region = rows[np.array(held, bool)], region[np.array(held, bool)]
@@ -146,7 +200,8 @@ class Memory:
 
     def _time(self, sequence: NDArray[Any]) -> NDArray[np.float64]:
         """Nanoseconds at which sequences were taken, between the spans around them."""
-        return np.interp(sequence.astype(np.float64), self._sequence, self._moment)
+        moments: NDArray[np.float64] = np.interp(sequence.astype(np.float64), self._sequence, self._moment)
+        return moments
 
 
 def _operations_of_rows(trace: Trace, operations: Operations, located: Located, moved: Flow) -> NDArray[np.int64]:

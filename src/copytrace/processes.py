@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from copytrace import attribution
-from copytrace.attribution import layer_totals, ratio, weakest
+from copytrace.attribution import layer_totals
 from copytrace.model import Buffer, Coverage, Path, Process, ReportData, Share, Step
+from copytrace.paths import ratio, weakest
 from copytrace.tasks import numbered, projected
 
 if TYPE_CHECKING:
