@@ -103,7 +103,7 @@ class TestPlainFunctions:
             watch = weakref.ref(made[0])
             return calls.lets_go(data=made.pop(), watch=watch) if named else calls.lets_go(made.pop(), watch)
 
-        assert call()
+        assert call() == calls.python_lets_go()
 
     @pytest.mark.usefixtures("recorded")
     def test_result_is_not_kept_alive(self) -> None:

@@ -121,7 +121,8 @@ class TestCarrier:
             made = [Large()]
             watch = weakref.ref(made[0])
             # The pool itself holds arguments until the work is done; ours must hold no others.
-            assert pool.submit(sys.getrefcount, made.pop()).result() <= 5
+            most = 5 if calls.python_lets_go() else 6
+            assert pool.submit(sys.getrefcount, made.pop()).result() <= most
             assert watch() is None
 
     def test_to_thread(self, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Generator, Iterator
 from typing import Any
 
@@ -24,6 +25,25 @@ def lets_go(data: Any, watch: Any) -> bool:
     """Whether the argument is gone once this function has let go of it."""
     del data
     return watch() is None
+
+
+def python_lets_go() -> bool:
+    """Whether Python passes arguments on by ``f(*args)`` without keeping them. 3.13 keeps them while any tool watches
+    calls: a profiler, or a user of ``sys.monitoring``.
+    """
+
+    def pass_on(*args: Any) -> bool:
+        passed = [args]
+        del args
+        return given(*passed.pop())
+
+    def given(data: Any, watch: Any) -> bool:
+        del data
+        return watch() is None
+
+    made = [type("Large", (), {})()]
+    watch = weakref.ref(made[0])
+    return pass_on(made.pop(), watch)
 
 
 async def lets_go_async(data: Any, watch: Any) -> bool:
