@@ -1,8 +1,8 @@
 """A memray capture -> Allocations: lifetimes, the span that was open, reallocs joined, stacks.
 
-A capture has no clock. The marks of the recorder are in it as allocations of a size that only they have, one after
-the other, so laying those against the log of marks gives every record its place in the session's sequence and
-memray's thread numbers their threads. Records are taken in block by block; what is kept of them is the allocations
+A capture has no clock. The marks of the recorder are in it by a size that only they have, one after the other, so
+laying those against the log of marks gives every record its place in the session's sequence and memray's thread numbers
+their threads. Records are taken in block by block; what is kept of them is the allocations
 that are alive and those of :data:`SMALLEST` bytes and more that were.
 """
 
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from copytrace.captures import FREE, MALLOC, REALLOC, SMALLEST, is_end, open_capture
+from copytrace.captures import FREE, MALLOC, MUNMAP, REALLOC, SMALLEST, is_end, open_capture
 from copytrace.collecting import no_collection
-from copytrace.model import MARK_BASE, MARK_PERIOD, Allocations
+from copytrace.model import MARK_ADDRESS, MARK_BASE, MARK_PERIOD, Allocations
 from copytrace.stacks import Stacks
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: ND
 
 
 def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which allocations that have the size of a mark are marks, and which marks: those from ``following`` on.
+    """Which records that have the size of a mark are marks, and which marks: those from ``following`` on.
 
     ``residue`` is how much each is larger than :data:`copytrace.model.MARK_BASE`; there are ``total`` marks.
     """
@@ -175,8 +175,9 @@ class _Intake:
 
     def place(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Where the marks are among the next records, and the sequence at each record."""
-        thread, size, allocator = rows[:, 0] + self.thread_base, rows[:, 2], rows[:, 3]
-        candidate = np.flatnonzero((allocator == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
+        thread, size = rows[:, 0] + self.thread_base, rows[:, 2]
+        made = (rows[:, 3] == MALLOC) | ((rows[:, 3] == MUNMAP) & (rows[:, 1] == MARK_ADDRESS))
+        candidate = np.flatnonzero(made & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
         chosen, index = match_marks(size[candidate] - MARK_BASE, self.following, len(self.marks))
         position = candidate[chosen]
         sequence = np.zeros(len(size), np.uint64)
