@@ -174,9 +174,7 @@ def readable(symbol: str) -> str:
     'object_store::local::read_range'
     """
     name = _PARAMETERS.sub("", demangle(symbol))
-    if "::" not in name:
-        return _SUFFIX.sub("", name)
-    short = _shorten(name)
+    short = _shorten(name) if "::" in name else _SUFFIX.sub("", name)
     if crate_of(short) in RUNTIME_CRATES and not short.startswith("core::ptr::drop"):
         inner = (_shorten(path) for path in _closures(name))
         short = next((path for path in inner if crate_of(path) not in RUNTIME_CRATES), short)
