@@ -726,11 +726,12 @@ def session_left_open(scene: Scene) -> None:
 
 @dataclass(frozen=True)
 class Tested:
-    """A fault that a test elsewhere causes and judges."""
+    """A fault that a test elsewhere causes and judges, with what is lost by it, which the report says."""
 
     name: str
     cause: str
     node: str
+    lost: str = "nothing"
 
 
 TESTED = (
@@ -778,6 +779,23 @@ TESTED = (
         "out of disk for the native hook",
         "the limit on the size of files is lowered, then raised; no mark is lost, moves are counted as lost",
         "test_transfers_files.py::test_a_full_disk_loses_moves_but_no_marks_once_there_is_room",
+    ),
+    Tested(
+        "full disk in the session",
+        "all but 0, 0.1, 1, 3 or 9 MB of the file system of the spool are taken while a session is open",
+        "test_faults.py::test_a_disk_that_becomes_full_loses_no_operation",
+        "no operation; moves without room, counted",
+    ),
+    Tested(
+        "full disk before the session",
+        "the same before it: with 1 MB or less it does not begin, as a line says; with more it records without memray",
+        "test_faults.py::test_a_disk_that_is_full_is_said",
+        "what has no room, said in the report",
+    ),
+    Tested(
+        "full disk for the trace",
+        "no room where the trace is to lie; the program is not run, and a line says why",
+        "test_faults.py::test_a_program_is_not_run_when_the_disk_for_its_trace_is_full",
     ),
     Tested(
         "directory that cannot be written",

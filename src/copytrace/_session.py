@@ -295,7 +295,11 @@ class Session(Traced):
                 raise CopytraceError(f"session {self.label}: already open; make another one for a nested block")
             if _collector is None:
                 starting = _Collector(self)
-                starting.start()
+                try:
+                    starting.start()
+                except BaseException:
+                    shutil.rmtree(starting.spool, ignore_errors=True)
+                    raise
                 _collector = starting
                 atexit.unregister(_end_at_exit)
                 atexit.register(_end_at_exit)

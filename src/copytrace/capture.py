@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from copytrace.allocations import Segment
+from copytrace.recorder import recorder
+from copytrace.room import Room, is_there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +38,7 @@ class Capture:
         self._lock = threading.RLock()
         self._own: Any = None
         self._segment: Segment | None = None
+        self._room: Room | None = None
         self._number = 0
         self._running = False
         self._restore: Callable[[], None] = lambda: None
@@ -49,6 +52,7 @@ class Capture:
             return
         self._running = True
         self._open()
+        recorder.drained = self.check_room
         original = memray.Tracker
         memray.Tracker = self._stand_in(original)  # type: ignore[misc]
 
@@ -62,7 +66,20 @@ class Capture:
         """End the capture and put ``memray.Tracker`` back."""
         self._running = False
         self._restore()
+        recorder.drained = None
         self._close()
+
+    def check_room(self) -> None:
+        """End the capture when the disk is about to be full."""
+        if self._room is not None and self._lock.acquire(blocking=False):
+            try:
+                if self._room is not None and not self._room.hold():
+                    self._close()
+                    self.notes.append(
+                        "allocations were recorded until the disk was nearly full, and no more after that"
+                    )
+            finally:
+                self._lock.release()
 
     def abandon(self) -> None:
         """In a forked child: the capture is the parent's. memray drops it by itself, its hooks on threads remain."""
@@ -77,7 +94,7 @@ class Capture:
         for name in ("_name", "_ident"):  # another thread may have been about to open or close a capture
             if name in vars(threading.Thread):
                 delattr(threading.Thread, name)
-        self._own = self._segment = None
+        self._own = self._segment = self._room = None
 
     def all_segments(self) -> list[Segment]:
         """The segments that ended and the one that is being written."""
@@ -94,6 +111,10 @@ class Capture:
         import memray
 
         with self._lock:
+            if not is_there(self.spool):
+                note = "the disk is nearly full: there is no room for what memray writes"
+                self.notes += [note] if note not in self.notes else []
+                return
             self._number += 1
             path = self.spool / f"memray-{self._number}.bin"
             segment = Segment(path, self.recording.marks(), self.native)
@@ -108,7 +129,8 @@ class Capture:
                     f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})"
                 )
                 return
-            self._own, self._segment = tracker, segment
+            self._own, self._segment, self._room = tracker, segment, Room(path)
+            self._room.hold()
             self.recording.set_markers(True)
             self.changed()
 
@@ -118,8 +140,10 @@ class Capture:
                 return
             self.recording.set_markers(False)
             self._own.__exit__(None, None, None)
+            if self._room is not None:
+                self._room.release()
             self.segments.append(self._segment)
-            self._own = self._segment = None
+            self._own = self._segment = self._room = None
 
     def _stand_in(self, original: Any) -> Any:
         capture = self

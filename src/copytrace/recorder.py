@@ -119,6 +119,7 @@ class Recorder:
         "_sites",
         "_sites_file",
         "_writing",
+        "drained",
         "every",
         "failures",
         "first_failure",
@@ -145,6 +146,8 @@ class Recorder:
         self.muted_before = MUTED
         """What is above was left out since recording began."""
         self._outermost = 0
+        self.drained: Callable[[], None] | None = None
+        """Called after each block of rows that was written."""
         self.lost = ""
         """Why rows are missing in the spool, empty when none are."""
         self.next_span: Callable[[], int] = itertools.count(1).__next__ if native is None else native.next_span
@@ -238,6 +241,8 @@ class Recorder:
                 self.failed(error, "the spool")
             finally:
                 self._lock.release()
+            if self.drained is not None:
+                self.drained()
 
     def _write(self, number: int) -> None:
         """Write the rows of a file. What an attempt wrote before a signal interrupted it is not written again."""
@@ -249,7 +254,7 @@ class Recorder:
         done = os.fstat(file).st_size - base
         try:
             while done < len(rows):
-                done += os.write(file, bytes(rows[done:]))
+                done += os.write(file, rows[done : done + _BLOCK])
         except OSError as error:
             self.lost = f"spans could not be written to the spool: {error.strerror}"
         (pending.settle if native is None else native.settle)(number, rows, done)
