@@ -9,9 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from copytrace.model import DESTINATION, INPUT, OUTPUT
+import numpy as np
+
+from copytrace.model import DESTINATION, INPUT, OUTPUT, SPAN_DTYPE, SiteInfo
 from copytrace.probes import Attachment, Probe, attach_all
-from copytrace.recorder import read_spool, recorder
+from copytrace.recorder import recorder
+from copytrace.spool import Spool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,6 +120,18 @@ def recording(spool: Path, *probes: Probe, attached: bool = True) -> Iterator[Re
             recorded.attachment.detach()
         recorder.end()
     recorded.spans = read_spans(spool)
+
+
+def read_spool(spool: Path) -> tuple[Any, Any, tuple[SiteInfo, ...], list[Mapping[str, Any]]]:
+    """Spans in the order in which they closed, buffers that were seen in them, sites and attributes."""
+    read = Spool(spool)
+    spans = np.concatenate([np.zeros(0, SPAN_DTYPE), *read.spans()])
+    return (
+        spans,
+        read.seen(spans[np.argsort(spans["id"])]),
+        read.sites,
+        read.attributes.chosen(range(read.attributes.count)),
+    )
 
 
 def read_spans(spool: Path) -> list[Span]:

@@ -240,7 +240,7 @@ def test_a_real_trace_shows_its_operations(kept: FilePath, capsys: pytest.Captur
 
 def test_the_flame_graph_of_a_path_holds_what_the_path_held(kept: FilePath, capsys: pytest.CaptureFixture[str]) -> None:
     trace = copytrace.load(kept).trace
-    at_peak = flamegraph._at_peak(trace, "read*")
+    at_peak, _ = flamegraph._at_peak(trace, "read*")
     sizes = trace.allocations.size[np.isin(trace.allocations.born, at_peak.astype(np.uint64))]
     assert sorted(sizes.tolist())[-2:] == [pytest.approx(NBYTES, abs=64)] * 2
     assert int(sizes.sum()) == pytest.approx(2 * NBYTES, rel=0.02)

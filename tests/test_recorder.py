@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from copytrace.extents import extents
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
 from copytrace.probes import Probe, Site
-from copytrace.recorder import pack_seen, pack_span, parent_span, read_spool, recorder, thread_state
-from spooled import Recorded, read_spans, recording
+from copytrace.recorder import pack_seen, pack_span, parent_span, recorder, thread_state
+from spooled import Recorded, read_spans, read_spool, recording
 
 
 def address_of(value: object) -> int:
@@ -162,7 +162,7 @@ class TestLife:
         recorder.end()
         recorder.end()
         spans, seen, _, attributes = read_spool(tmp_path)
-        assert (len(spans), len(seen), attributes) == (0, 0, ({},))
+        assert (len(spans), len(seen), attributes) == (0, 0, [{}])
 
     def test_begin_twice_is_refused(self, tmp_path: Path) -> None:
         with recording(tmp_path, attached=False), pytest.raises(RuntimeError, match="already recording"):

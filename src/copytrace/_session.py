@@ -17,6 +17,7 @@ import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,14 +27,14 @@ from copytrace.environment import describe
 from copytrace.errors import CopytraceError
 from copytrace.probes import Attachment, attach_all
 from copytrace.recorder import _die_with_forks, forget_thread, recorder
-from copytrace.trace import Traced
+from copytrace.trace import Traced, joined
 from copytrace.transfers import Recording
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import TracebackType
 
-    from copytrace.model import Trace
+    from copytrace.model import Process, Trace
 
 
 class _Collector:
@@ -282,7 +283,7 @@ class Session(Traced):
         self.spool = spool
         self._trace: Trace | None = None
         self._failure: Exception | None = None
-        self._read: Callable[[], Trace] | None = None
+        self._read: Callable[[], Iterator[Trace]] | None = None
         self._open = False
         self._first = 0
         self._opened = 0
@@ -368,10 +369,12 @@ class Session(Traced):
             if read is None:
                 return
             try:
-                self._trace = read()
-                if self._followed is not None:
-                    parts, untraced = follow.collect(self._followed, self._opened)
-                    self._trace = replace(self._trace, parts=parts, untraced=untraced)
+                untraced: list[Process] = []
+                others = follow.collect(self._followed, untraced, self._opened) if self._followed is not None else ()
+                own = read()
+                self._trace = joined(next(own), chain(own, others))
+                if untraced:
+                    self._trace = replace(self._trace, untraced=tuple(untraced))
             except Exception as error:
                 self._failure = error
 

@@ -6,21 +6,27 @@ import inspect
 import json
 import sys
 from dataclasses import fields, replace
+from functools import cache
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace import allocations, recorder, transfers
+from copytrace import allocations, stretches, transfers
 from copytrace.allocations import Segment
 from copytrace.errors import CopytraceError
 from copytrace.frames import native_frame
 from copytrace.layers import layer_of_module
-from copytrace.model import ProbeStatus, SiteInfo, Trace, Transfers
+from copytrace.model import MARK_DTYPE, ProbeStatus, SiteInfo, Trace
 from copytrace.places import relative
+from copytrace.spool import Spool
+from copytrace.stretches import FOREVER
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
 
 HEADER = "session.json"
 _CUT_OFF = "the run did not end: this is what it had recorded until then"
@@ -50,43 +56,67 @@ def assemble(
     reason: str = "",
     between: tuple[int, int] | None = None,
     complete: bool = True,
-) -> Trace:
-    """Read a spool. ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says
-    why memray was absent.
+) -> Iterator[Trace]:
+    """Read a spool: the trace, of a long one the first stretch and then one after the other those that continue it.
+
+    ``between`` are the sequences of the marks at which a session opened and closed; ``reason`` says why memray was
+    absent.
     """
-    moved, marks = transfers.read(spool)
-    spans, seen, sites, attributes = recorder.read_spool(spool)
-    spans = spans[np.argsort(spans["id"])]
+    moves, recorded = transfers.Recorded(spool), Spool(spool)
+    opened, closed = between or (0, FOREVER - 1)
+    inside = (block[(block["enter"] >= opened) & (block["enter"] <= closed)] for block in recorded.spans())
+    cuts = stretches.begins(inside, stretches.LEAST)
     unread: list[str] = []
-    if segments:
-        (blocks,) = allocations.read(segments, marks, notes=unread)
-    else:
-        blocks = allocations.absent(reason)
-    attributes = tuple(_with_layers(description) for description in attributes)
-    moved = replace(moved, callers=tuple(native_frame(f.function, "", 0, f.file) for f in moved.callers))
-    if between:
-        first, last = between
-        spans = spans[(spans["enter"] >= first) & (spans["enter"] <= last)]
-        seen = seen[np.isin(seen["span"], spans["id"])]
-        marks = marks[(marks["sequence"] >= first) & (marks["sequence"] <= last)]
-        moved = _between(moved, first, last)
-    used = set(np.unique(spans["site"]).tolist())
-    return Trace(
-        spans=spans,
-        seen=seen,
-        marks=marks,
-        sites=tuple(_placed(site) if number in used else site for number, site in enumerate(sites)),
-        attributes=attributes,
-        allocations=blocks,
-        transfers=moved,
-        environment=environment,
-        probes=probes,
-        notes=(*notes, *unread),
-        label=label,
-        native=native,
-        min_bytes=min_bytes,
-        complete=complete,
-    )
+    blocks = allocations.read(segments, moves.marks(), cuts, unread) if segments else repeat(allocations.absent(reason))
+    standing, placed = _Standing(), cache(_placed)
+    bounds = [opened, *cuts, closed + 1]
+    for number, (first, until) in enumerate(pairwise(bounds)):
+        own = next(blocks)
+        if number == len(cuts) and segments:
+            next(blocks, None)  # what could not be read is known at its end
+        spans = recorded.between(first, until)
+        seen = recorded.seen(spans)
+        moved, marks = moves.between(first, until, small=not number)
+        used, spans["site"] = _distinct(spans["site"])
+        told, spans["attributes"] = _distinct(spans["attributes"])
+        yield Trace(
+            spans=spans,
+            seen=seen,
+            marks=standing.before(marks),
+            sites=tuple(placed(recorded.sites[site]) for site in used),
+            attributes=tuple(map(_with_layers, recorded.attributes.chosen(told))),
+            allocations=own,
+            transfers=replace(moved, callers=tuple(native_frame(f.function, "", 0, f.file) for f in moved.callers)),
+            environment=environment,
+            probes=() if number else probes,
+            notes=(*(() if number else notes), *(unread if number == len(cuts) else ())),
+            label=label,
+            native=native,
+            min_bytes=min_bytes,
+            complete=complete,
+            continued=bool(number),
+        )
+
+
+def _distinct(column: NDArray[Any]) -> tuple[list[int], NDArray[Any]]:
+    """The distinct numbers in a column, rising, and the column with the place of each among them."""
+    found, places = np.unique(column, return_inverse=True)
+    return found.tolist(), places
+
+
+class _Standing:
+    """The last mark of each thread, where that is one of a span that no stretch has."""
+
+    def __init__(self) -> None:
+        self._last: NDArray[Any] = np.zeros(0, MARK_DTYPE)
+
+    def before(self, marks: NDArray[Any]) -> NDArray[Any]:
+        """The marks of the next stretch, and before them those that stand when it begins."""
+        marks = np.concatenate([self._last, marks])
+        _, newest = np.unique(marks["thread"][::-1], return_index=True)
+        last = marks[np.sort(len(marks) - 1 - newest)]
+        self._last = last[last["span"] != 0]
+        return marks
 
 
 def _placed(site: SiteInfo) -> SiteInfo:
@@ -116,13 +146,9 @@ def _with_layers(description: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _between(moved: Transfers, first: int, last: int) -> Transfers:
-    inside = (moved.rows["sequence"] >= first) & (moved.rows["sequence"] <= last)
-    return replace(moved, rows=moved.rows[inside])
-
-
-def recover(spool: Path, *, ended: bool = False) -> Trace:
-    """The trace of a run that did not end, or that ``ended`` without reading it, from its spool directory.
+def recover(spool: Path, *, ended: bool = False) -> Iterator[Trace]:
+    """The trace of a run that did not end, or that ``ended`` without reading it, from its spool directory, as
+    :func:`assemble` has it.
 
     Raises CopytraceError when the directory is not such a spool.
     """
@@ -132,9 +158,9 @@ def recover(spool: Path, *, ended: bool = False) -> Trace:
             Segment(spool / Path(name).name, int(first), bool(native)) for name, first, native in facts["segments"]
         ]
         probes = tuple(ProbeStatus(**{**probe, "sites": tuple(probe["sites"])}) for probe in facts["probes"])
-        if ended and not len(recorder.read_spool(spool)[0]):
+        if ended and not any(map(len, Spool(spool).spans())):
             segments, facts["reason"] = [], "it moved no array"  # captures take long to read
-        return assemble(
+        yield from assemble(
             spool,
             segments,
             environment=dict(facts["environment"]),

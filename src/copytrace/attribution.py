@@ -57,6 +57,7 @@ class _Attribution:
         self.carried = Carried()
         self.paths: dict[str, PathSums] = {}
         self.tasks: list[Task] = []
+        self.notes: dict[str, None] = {}
         self.spans = self.records = self.lost = self.off_bytes = self.off_moves = 0
         self.pools: Counter[str] = Counter()
         self.unrecorded: dict[str, str] = {}
@@ -64,7 +65,7 @@ class _Attribution:
 
     def take(self, trace: Trace) -> None:
         """Add the next stretch."""
-        self.trace = trace
+        self.trace = trace = self.carried.restored(trace)
         self.ops = operations.group(trace)
         self.located = lookup.locate(trace, self.carried)
         self.flow = flow.build(trace, self.ops, self.located)
@@ -73,11 +74,11 @@ class _Attribution:
         transforms.complete(self.ops, self.located, self.flow, trace.transfers.callers)
         self.memory = Memory(trace, self.ops, self.located, self.flow, self.carried)
         namer = Namer(trace, self.ops, self.located, self.flow.edges)
-        stretch = Stretch(trace, self.located, self.memory, namer, self.versions, {})
+        stretch = Stretch(trace, self.located, self.memory, namer, self.versions, self.carried.since, {})
         copied, used = self._add_to_paths(stretch)
         self.tasks += tasks.tell(trace, self.ops, copied)
         self._add_to_coverage(stretch, used)
-        self.carried.since = self.carried.until(trace.allocations)
+        self.carried.since = max(self.carried.since, trace.allocations.records)
 
     def _add_to_paths(self, stretch: Stretch) -> tuple[dict[int, int], set[int]]:
         """The bytes that each operation copied, by its span, and the identities of the edges on paths."""
@@ -217,6 +218,7 @@ class _Attribution:
         small = trace.transfers.small
         self.off_bytes += sum(edge.nbytes for edge in off) + sum(nbytes for _, _, nbytes in small)
         self.off_moves += len(off) + sum(count for _, count, _ in small)
+        self.notes |= dict.fromkeys(trace.notes)
         self.spans += len(trace.spans)
         self.records = max(self.records, trace.allocations.records)
         self.lost = max(self.lost, trace.transfers.lost)
@@ -224,8 +226,7 @@ class _Attribution:
             if not table.recorded:
                 self.unrecorded.setdefault(what, table.reason)
         for row in self.memory.pools:
-            region = self.memory.region_of(row)
-            name = stretch.namer.region(self.located.regions[region], 0) if region >= 0 else None
+            name = stretch.namer.region(self.located.regions[self.memory.region_of(row)], 0)
             self.pools[name.layer if name else UNKNOWN] += int(trace.allocations.size[row])
 
     def _coverage(self, paths: Sequence[Path]) -> Coverage:
@@ -236,7 +237,7 @@ class _Attribution:
             if path.explained is not None
         ]
         weight = sum(w for _, w in moved)
-        notes = list(first.notes)
+        notes = list(self.notes)
         if "moves" in why:
             reason = why["moves"] or "switched off"
             notes.append(f"moves were not recorded ({reason}): copies are inferred from probes and allocations")

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
-    from copytrace.model import Allocations
+    from copytrace.lookup import Region
+    from copytrace.model import Allocations, Frame, Trace
+
+
+class Beginning(NamedTuple):
+    """How a region began that realloc has kept in its place since."""
+
+    key: int
+    nbytes: int
+    span: int
+    enter: int
+    stack: tuple[Frame, ...]
 
 
 @dataclass(slots=True)
@@ -18,9 +31,9 @@ class Carried:
     """What the stretches so far leave. Blocks are named by ``born``, their place in memray's stream."""
 
     since: int = 0
-    """Blocks born before this place were in an earlier stretch."""
-    regions: dict[int, int] = field(default_factory=dict)
-    """Blocks that are not the first of their region -> the key of that."""
+    """How far that stream was read: blocks born before this place were in an earlier stretch."""
+    regions: dict[int, Beginning] = field(default_factory=dict)
+    """Blocks that are not the first of their region."""
     outside: list[tuple[int, int]] = field(default_factory=list)
     """Address and bytes of memory from before the session, in the order in which it was seen."""
     owners: dict[int, int] = field(default_factory=dict)
@@ -34,11 +47,30 @@ class Carried:
         """The rows of a stretch that were in an earlier one."""
         return np.flatnonzero(blocks.born < self.since)
 
-    def lasting(self, blocks: Allocations) -> NDArray[np.bool_]:
-        """Which rows of a stretch may be in the next one: those that outlive the last birth in it."""
-        found: NDArray[Any] = blocks.died >= self.until(blocks)
-        return found
+    def restored(self, trace: Trace) -> Trace:
+        """A stretch in which each block that continues a region has the stack on which that began."""
+        blocks = trace.allocations
+        rows = [row for row in self.earlier(blocks).tolist() if int(blocks.born[row]) in self.regions]
+        if not rows:
+            return trace
+        begun = [self.regions[int(blocks.born[row])].stack for row in rows]
+        added = {frames: number for number, frames in enumerate(dict.fromkeys(begun), len(blocks.stacks))}
+        stack = blocks.stack.copy()
+        stack[rows] = [added[frames] for frames in begun]
+        return replace(trace, allocations=replace(blocks, stack=stack, stacks=(*blocks.stacks, *added)))
 
-    def until(self, blocks: Allocations) -> int:
-        """Blocks born from this place on are in no stretch so far."""
-        return max(self.since, int(blocks.born.max()) + 1) if len(blocks.born) else self.since
+    def note_regions(self, blocks: Allocations, regions: Iterable[Region]) -> None:
+        """Tell the next stretch of the regions that live on in a block that is not their first."""
+        lasting = outlives(blocks)
+        living = (region for region in regions if region.rows and lasting[region.rows[-1]])
+        self.regions = {
+            born: Beginning(region.key, region.nbytes, region.span, region.enter, blocks.stacks[region.stack])
+            for region in living
+            if (born := int(blocks.born[region.rows[-1]])) != region.key
+        }
+
+
+def outlives(blocks: Allocations) -> NDArray[np.bool_]:
+    """Which rows live on when the stretch is over."""
+    living: NDArray[np.bool_] = blocks.died >= blocks.records
+    return living

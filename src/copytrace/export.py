@@ -7,7 +7,10 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from copytrace.errors import CopytraceError
+from copytrace.processes import own_of_each
 from copytrace.reports import wording
 
 if TYPE_CHECKING:
@@ -61,37 +64,38 @@ def chrome_trace(trace: Trace) -> str:
     Spans of one thread that overlap without lying in each other, as those of coroutines do, are put on lanes of their
     own.
     """
-    spans = trace.spans
-    start = int(spans["started"].min()) if len(spans) else 0
     threads: dict[int, int] = {}
     lanes: defaultdict[int, list[list[int]]] = defaultdict(list)
     numbers: dict[tuple[int, int], int] = {}
     events: list[dict[str, Any]] = []
-    order = sorted(range(len(spans)), key=lambda row: (int(spans["started"][row]), -int(spans["ended"][row])))
-    for row in order:
-        span = spans[row]
-        thread = threads.setdefault(int(span["thread"]), len(threads) + 1)
-        began, ended = int(span["started"]), int(span["ended"])
-        lane = _lane(lanes[thread], began, ended)
-        number = numbers.setdefault((thread, lane), len(numbers) + 1)
-        site = trace.sites[int(span["site"])]
-        details = {key: value for key, value in trace.attributes[int(span["attributes"])].items() if value}
-        if span["payload"]:
-            details["payload_bytes"] = int(span["payload"])
-        if span["error"]:
-            details["error"] = True
-        events.append(
-            {
-                "name": site.name,
-                "cat": f"{site.library},{site.kind}",
-                "ph": "X",
-                "ts": (began - start) / 1e3,
-                "dur": (ended - began) / 1e3,
-                "pid": 1,
-                "tid": number,
-                "args": details,
-            }
-        )
+    start: int | None = None
+    for stretch in next(own_of_each(trace)):
+        spans = stretch.spans
+        for row in np.lexsort((-spans["ended"].astype(np.int64), spans["started"])).tolist():
+            span = spans[row]
+            thread = threads.setdefault(int(span["thread"]), len(threads) + 1)
+            began, ended = int(span["started"]), int(span["ended"])
+            start = began if start is None else start
+            lane = _lane(lanes[thread], began, ended)
+            number = numbers.setdefault((thread, lane), len(numbers) + 1)
+            site = stretch.sites[int(span["site"])]
+            details = {key: value for key, value in stretch.attributes[int(span["attributes"])].items() if value}
+            if span["payload"]:
+                details["payload_bytes"] = int(span["payload"])
+            if span["error"]:
+                details["error"] = True
+            events.append(
+                {
+                    "name": site.name,
+                    "cat": f"{site.library},{site.kind}",
+                    "ph": "X",
+                    "ts": (began - start) / 1e3,
+                    "dur": (ended - began) / 1e3,
+                    "pid": 1,
+                    "tid": number,
+                    "args": details,
+                }
+            )
     for (thread, lane), number in numbers.items():
         name = f"thread {thread}" + (f", lane {lane + 1}" if lane else "")
         events.append({"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": name}})

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from copytrace import operations
+from copytrace.carried import outlives
 from copytrace.errors import CopytraceError
+from copytrace.processes import own_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,7 +54,7 @@ def render(trace: Trace, kept: Sequence[Path], path: str | None = None) -> str:
             if path is None:
                 records = list(main.get_high_watermark_allocation_records(merge_threads=True))
             else:
-                records = _pick(readers, _at_peak(trace, path), trace.allocations.records)
+                records = _pick(readers, *_at_peak(trace, path))
             reporter = FlameGraphReporter.from_snapshot(
                 records,
                 memory_records=tuple(main.get_memory_snapshots()),
@@ -65,25 +67,38 @@ def render(trace: Trace, kept: Sequence[Path], path: str | None = None) -> str:
     return out.getvalue()
 
 
-def _at_peak(trace: Trace, glob: str) -> NDArray[np.int64]:
-    """Positions in the captures, in order, of the allocations that make up the peak of the paths that fit."""
-    roots = [op.root for op in operations.group(trace).by_root.values() if fnmatchcase(op.label, glob)]
-    if not roots:
+def _at_peak(trace: Trace, glob: str) -> tuple[NDArray[np.int64], int]:
+    """Positions in the captures, in order, of the allocations that make up the peak of the paths that fit, and how many
+    records the captures hold.
+    """
+    fits, most, records = False, -1, 0
+    living, at_peak = np.zeros(0, np.uint64), np.zeros(0, np.int64)
+    for stretch in next(own_of_each(trace)):
+        blocks = stretch.allocations
+        inside = np.isin(blocks.born, living)
+        for op in operations.group(stretch).by_root.values():
+            if fnmatchcase(op.label, glob):
+                fits = True
+                inside |= (blocks.enter >= op.root.enter) & (blocks.enter < op.root.exit)
+        rows = np.flatnonzero(inside)
+        living = blocks.born[inside & outlives(blocks)]
+        records = blocks.records
+        if not len(rows):
+            continue
+        size = blocks.size[rows].astype(np.int64)
+        position = np.concatenate([blocks.born[rows], blocks.died[rows]])
+        change = np.concatenate([size, -size])
+        order = np.lexsort((change, position))
+        held = np.cumsum(change[order])
+        if held.max() > most:
+            most, moment = int(held.max()), position[order[int(np.argmax(held))]]
+            alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)]
+            at_peak = np.sort(blocks.born[alive].astype(np.int64))
+    if not fits:
         raise CopytraceError(f"--path {glob}: no path has such a label")
-    blocks = trace.allocations
-    inside = np.zeros(len(blocks.address), bool)
-    for root in roots:
-        inside |= (blocks.enter >= root.enter) & (blocks.enter < root.exit)
-    rows = np.flatnonzero(inside)
-    size = blocks.size[rows].astype(np.int64)
-    position = np.concatenate([blocks.born[rows], blocks.died[rows]])
-    change = np.concatenate([size, -size])
-    order = np.lexsort((change, position))
-    if not len(order):
+    if most < 0:
         raise CopytraceError(f"--path {glob}: nothing was allocated there")
-    moment = position[order[int(np.argmax(np.cumsum(change[order])))]]
-    alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)]
-    return np.sort(blocks.born[alive].astype(np.int64))
+    return at_peak, records
 
 
 def _pick(readers: Sequence[Any], positions: NDArray[np.int64], total: int) -> list[Any]:

@@ -201,7 +201,7 @@ class _Builder:
             span = int(blocks.span[row])
             edge = Edge(
                 kind="copy",
-                source=old if old >= 0 else None,
+                source=old,
                 destination=region.id,
                 nbytes=int(min(blocks.size[before], blocks.size[row])),
                 count=1,

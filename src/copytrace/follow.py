@@ -260,18 +260,18 @@ def running(directory: Path) -> bool:
     return any(_is_held(place / _RUNNING) for place in _places(directory))
 
 
-def collect(directory: Path, since: int = 0) -> tuple[tuple[Trace, ...], tuple[Process, ...]]:
-    """The traces of the processes that left a spool in ``directory``, in the order in which they began, and those
-    processes of which there is none. ``since``: only what began then or later (ns of ``time.perf_counter_ns``).
+def collect(directory: Path, untraced: list[Process], since: int = 0) -> Iterator[Trace]:
+    """The traces of the processes that left a spool in ``directory``, in the order in which they began, each with the
+    stretches that continue it. Those processes of which there is none are put into ``untraced``. ``since``: only what
+    began then or later (ns of ``time.perf_counter_ns``).
     """
-    parts, untraced = [], []
     for place in _places(directory):
         facts = _read(place / _FACTS)
         if _number(facts, "started") < since:
             continue
         process = Process(str(facts.get("name", "?")), str(facts.get("kind", "started")), *_status(place, facts))
         try:
-            parts.append(_own(place / _SPOOL, process, _number(facts, "first_span")))
+            yield from _own(place / _SPOOL, process, _number(facts, "first_span"))
         except CopytraceError as error:
             reason = process.reason or str(error).replace(str(place), place.name)
             untraced.append(replace(process, status="untraced", reason=reason))
@@ -279,7 +279,6 @@ def collect(directory: Path, since: int = 0) -> tuple[tuple[Trace, ...], tuple[P
         facts = _read(file)
         reason = str(facts.get("reason", ""))
         untraced.append(Process(str(facts.get("name", "?")), str(facts.get("kind", "started")), "untraced", reason))
-    return tuple(parts), tuple(untraced)
 
 
 def _places(directory: Path) -> Iterator[Path]:
@@ -309,16 +308,16 @@ def _status(place: Path, facts: dict[str, Any]) -> tuple[str, str]:
     return "cut-off", "it was terminated, killed or crashed, or became another program"
 
 
-def _own(spool: Path, process: Process, first_span: int) -> Trace:
+def _own(spool: Path, process: Process, first_span: int) -> Iterator[Trace]:
     """The trace in a spool without the spans that were open when the process was forked."""
     import numpy as np
 
     from copytrace.assemble import recover
 
-    trace = recover(spool, ended=True)
-    spans = trace.spans[trace.spans["id"] > first_span]
-    seen = trace.seen[np.isin(trace.seen["span"], spans["id"])]
-    return replace(trace, spans=spans, seen=seen, process=process, complete=process.status == "complete")
+    for trace in recover(spool, ended=True):
+        spans = trace.spans[trace.spans["id"] > first_span]
+        seen = trace.seen[np.isin(trace.seen["span"], spans["id"])]
+        yield replace(trace, spans=spans, seen=seen, process=process, complete=process.status == "complete")
 
 
 class Children:

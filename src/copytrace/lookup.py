@@ -16,17 +16,14 @@ import numpy as np
 
 from copytrace.allocations import spans_of
 from copytrace.captures import SMALLEST
+from copytrace.carried import outlives
 from copytrace.collecting import in_turn
 from copytrace.model import OUTPUT, TRANSFER_KINDS, Trace
-from copytrace.operations import is_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from copytrace.carried import Carried
-    from copytrace.model import Allocations
 
 _FETCH, _FLUSH = TRANSFER_KINDS.index("fetch"), TRANSFER_KINDS.index("flush")
 _SMALL = 64 << 10
@@ -200,32 +197,22 @@ class _Outsides:
 def locate(trace: Trace, carried: Carried) -> Located:
     """Look up both ends of every transfer and every buffer that a probe saw in a stretch, after those before it."""
     blocks = trace.allocations
-    interesting = np.flatnonzero(blocks.size >= _threshold(trace))
-    regions, region_of_row = _make_regions(trace, interesting, carried)
+    regions, region_of_row = _make_regions(trace, carried)
     outside = _Outsides(regions, carried.outside)
     earlier = {region.key: region for region in regions if region.key < carried.since}
     asked = _questions(trace)
-    start = blocks.address[interesting].astype(np.int64)
+    start = blocks.address.astype(np.int64)
     live = _Blocks(
         start,
-        start + blocks.size[interesting].astype(np.int64),
-        _after(blocks.enter[interesting]),
-        _before(_next_marks(trace, interesting)),
+        start + blocks.size.astype(np.int64),
+        _after(blocks.enter),
+        _before(_next_marks(trace)),
     )
     found, several = live.find(asked["address"], asked["nbytes"], asked["when"])
-    member = region_of_row[interesting]
-    region = np.where(found >= 0, member[found], -1) if len(member) else found
-    _settle(asked, region, {at: [int(member[row]) for row in rows] for at, rows in several.items()}, outside)
-    _hand_on(blocks, regions, carried)
+    region = np.where(found >= 0, region_of_row[found], -1) if len(start) else found
+    _settle(asked, region, {at: [int(region_of_row[row]) for row in rows] for at, rows in several.items()}, outside)
+    carried.note_regions(blocks, regions)
     return Located(regions, region_of_row, earlier, _sightings(trace, asked, region), _moves(trace, asked, region))
-
-
-def _hand_on(blocks: Allocations, regions: Sequence[Region], carried: Carried) -> None:
-    lasting = carried.lasting(blocks)
-    last = ((region, region.rows[-1]) for region in regions if region.rows)
-    carried.regions = {
-        int(blocks.born[row]): region.key for region, row in last if lasting[row] and blocks.born[row] != region.key
-    }
 
 
 _QUESTION_DTYPE = np.dtype(
@@ -280,14 +267,14 @@ def _question(
     return result
 
 
-def _next_marks(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+def _next_marks(trace: Trace) -> NDArray[np.uint64]:
     """The sequence of the first mark after each allocation ended, until which it may be an end of a move: between two
     marks the order of a free and a transfer is not known.
     """
     blocks, sequences = trace.allocations, trace.marks["sequence"]
-    after = np.searchsorted(sequences, blocks.leave[rows], side="right")
-    result = np.full(len(rows), _NEVER, np.uint64)
-    known = (after < len(sequences)) & (blocks.died[rows] < blocks.records)
+    after = np.searchsorted(sequences, blocks.leave, side="right")
+    result = np.full(len(after), _NEVER, np.uint64)
+    known = (after < len(sequences)) & ~outlives(blocks)
     result[known] = sequences[after[known]]
     return result
 
@@ -357,37 +344,15 @@ def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list
     ]
 
 
-def _threshold(trace: Trace) -> int:
-    """Bytes from which a block can be an end of a transfer or of a buffer that was seen, or become one by realloc.
-
-    Where transfers are inferred, any block may be a piece of the payload.
-    """
-    if not trace.transfers.recorded:
-        return SMALLEST
-    extents = trace.seen["extent"][(trace.seen["extent"] >= SMALLEST) & ~_of_metadata(trace)]
-    smallest = [int(column.min()) for column in (trace.transfers.rows["nbytes"], extents) if len(column)]
-    return max(SMALLEST, min(smallest, default=SMALLEST) // 2)
-
-
-def _of_metadata(trace: Trace) -> NDArray[np.bool_]:
-    """Which buffers were seen in requests for metadata, which are on no path."""
-    about = np.array([is_metadata(attributes) for attributes in trace.attributes] or [False], bool)
-    spans = trace.spans["id"][about[trace.spans["attributes"]]]
-    return np.isin(trace.seen["span"], spans)
-
-
-def _make_regions(
-    trace: Trace, interesting: NDArray[np.int64], carried: Carried
-) -> tuple[list[Region], NDArray[np.int64]]:
+def _make_regions(trace: Trace, carried: Carried) -> tuple[list[Region], NDArray[np.int64]]:
+    """The regions of all allocations, and which of them each is of."""
     blocks = trace.allocations
     regions: list[Region] = []
     region_of_row = np.full(len(blocks.address), -1, np.int64)
     native = [all(frame.native for frame in stack) for stack in blocks.stacks]
     names = ("address", "size", "previous", "moved", "span", "stack", "enter", "born")
-    columns = (in_turn(getattr(blocks, name)[interesting]) for name in names)
-    for row, address, size, previous, moved, span, stack, enter, born in zip(
-        in_turn(interesting), *columns, strict=True
-    ):
+    columns = (in_turn(getattr(blocks, name)) for name in names)
+    for row, (address, size, previous, moved, span, stack, enter, born) in enumerate(zip(*columns, strict=True)):
         known = region_of_row[previous] if previous >= 0 and not moved else -1
         if known >= 0:
             region = regions[known]
@@ -396,7 +361,10 @@ def _make_regions(
             region_of_row[row] = known
         else:
             region_of_row[row] = len(regions)
+            begun = carried.regions.get(born)
+            key = born
+            if begun is not None:
+                key, size, span, enter = begun.key, max(size, begun.nbytes), begun.span, begun.enter
             alone = native[stack] and not span
-            key = carried.regions.get(born, born)
             regions.append(Region(len(regions), address, size, [row], span, stack, enter, alone, key))
     return regions, region_of_row

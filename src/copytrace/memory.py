@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from copytrace.carried import outlives
 from copytrace.model import Timeline
 from copytrace.naming import by_import
 from copytrace.stacks import OWN_STACK
@@ -58,7 +59,7 @@ class Memory:
         for row, place in zip(earlier.tolist(), born, strict=True):
             self.operation_of_row[row] = carried.owners.get(place, 0)
         self.owners: list[int] = self.operation_of_row.tolist()
-        self.is_lasting = carried.lasting(self.blocks)
+        self.is_lasting = outlives(self.blocks)
         self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
         self._importing = np.array([by_import(stack) for stack in stacks])
@@ -128,41 +129,39 @@ class Memory:
         return bool(region.rows) and bool(self._importing[region.stack])
 
     def region_of(self, row: int) -> int:
-        """The region of a row, -1 for blocks too small to be an end of a move."""
+        """The region of a row."""
         return int(self.located.region_of_row[row])
 
     def lives(self, regions: Iterable[int]) -> tuple[list[float], dict[int, float]] | None:
         """For how many nanoseconds regions were kept, and of those that outlive the stretch, by key, since when they
-        are; None when one of them outlived the session or is not known.
+        are; None when one of them is not known.
         """
         chosen = [self.located.regions[region] for region in set(regions)]
         if not all(region.rows for region in chosen) or not len(self._sequence):
             return None
-        last = np.array([region.rows[-1] for region in chosen], np.int64)
-        if (self.blocks.died[last] >= self.blocks.records).any():
-            return None
         begun = self._time(np.array([region.enter for region in chosen])).tolist()
-        ended = self._ended(last)
+        ended = self._ended(chosen)
         over = [end - begin for begin, end in zip(begun, ended, strict=True) if end is not None]
         going_on = zip(chosen, begun, ended, strict=True)
         return over, {region.key: begin for region, begin, end in going_on if end is None}
 
     def ends(self, keys: Iterable[int]) -> dict[int, float]:
-        """Nanoseconds at which those of the regions of earlier stretches ended that did not outlive this one."""
-        found = [(key, self.located.earlier.get(key)) for key in keys]
-        gone = {key: self._began for key, region in found if region is None or not region.rows}
-        here = [(key, region.rows[-1]) for key, region in found if region is not None and region.rows]
-        ended = self._ended(np.array([row for _, row in here], np.int64))
-        return gone | {key: end for (key, _), end in zip(here, ended, strict=True) if end is not None}
+        """Nanoseconds at which those of the regions of earlier stretches ended that do not outlive this one."""
+        found = {key: self.located.earlier.get(key) for key in keys}
+        gone = {key: self._began for key, region in found.items() if region is None}
+        here = {key: region for key, region in found.items() if region is not None}
+        ended = zip(here, self._ended(list(here.values())), strict=True)
+        return gone | {key: end for key, end in ended if end is not None}
 
-    def _ended(self, rows: NDArray[np.int64]) -> list[float | None]:
-        over = self.blocks.leave[rows] <= self._sequence[-1]
-        moments = self._time(self.blocks.leave[rows]).tolist()
-        return [moment if known else None for moment, known in zip(moments, over.tolist(), strict=True)]
+    def _ended(self, regions: Sequence[Region]) -> list[float | None]:
+        last = np.array([region.rows[-1] for region in regions], np.int64)
+        moments = self._time(self.blocks.leave[last]).tolist()
+        living = self.is_lasting[last].tolist()
+        return [None if lives_on else moment for moment, lives_on in zip(moments, living, strict=True)]
 
     def timeline(self, op: Operation, roles: Mapping[int, str], layer_of: Callable[[int, int], str]) -> Timeline | None:
         """Live bytes of an operation by layer; ``roles`` are those of its regions, ``layer_of`` names the layer of a
-        region (-1: of none) in an operation, and the layer of those of one stack is one.
+        region in an operation, and the layer of those of one stack is one.
         """
         if not self.blocks.recorded or not len(self._sequence):
             return None
@@ -174,7 +173,7 @@ class Memory:
             return Timeline((0.0,), (), (), op.payload)
         position, change = self._changes(rows)
         when = self._time(np.concatenate([self.blocks.enter[rows], self.blocks.leave[rows]]))
-        stack = np.where(region >= 0, self.stack_of_region[region], -1)
+        stack = self.stack_of_region[region]
         _, first, inverse = np.unique(stack, return_index=True, return_inverse=True)
         named = [layer_of(number, op.root.id) for number in region[first].tolist()]
         layers = sorted(set(named))

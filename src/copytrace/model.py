@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -243,8 +243,13 @@ class Trace:
     """False when the trace was recovered from a run that did not end."""
     process: Process = Process("main")
     """Whose trace it is."""
-    parts: tuple[Trace, ...] = ()
-    """The traces of the other processes of the run, in the order in which these began; they have no parts."""
+    continued: bool = False
+    """True for a stretch of a long trace: it goes on where the part before it ended, in the same process."""
+    parts: Sequence[Trace] = ()
+    """The stretches that continue this one, and then the traces of the other processes of the run, in the order in
+    which these began, each with the stretches that continue it. A part has no parts. They may be in a file, from which
+    each is read when it is asked for.
+    """
     untraced: tuple[Process, ...] = ()
     """Processes of the run of which there is no trace."""
 

@@ -46,6 +46,8 @@ class Stretch(NamedTuple):
     memory: Memory
     namer: Namer
     versions: Mapping[str, str]
+    since: int
+    """Blocks born before this place were in an earlier stretch."""
     described: dict[tuple[int, str, int], tuple[_Key, str, SiteRef]]
     """Of regions that were described: their stack (-1 for none), role, and operation."""
 
@@ -72,14 +74,16 @@ class _Group:
 
 @dataclass(slots=True)
 class _Temporaries:
-    """Temporaries of one site: of each size how many there were and the place of the first among all of the path."""
+    """Temporaries of one site: of each size how many there were and the place of the first among all of the path. What
+    one operation allocates and reallocates in its place is one.
+    """
 
     group: _Group
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, region: Region, place: int) -> None:
-        count, first = self.sizes.get(region.nbytes, (0, place))
-        self.sizes[region.nbytes] = count + 1, first
+    def add(self, nbytes: int, place: int) -> None:
+        count, first = self.sizes.get(nbytes, (0, place))
+        self.sizes[nbytes] = count + 1, first
 
 
 @dataclass(slots=True)
@@ -109,7 +113,7 @@ class _Sums:
     sources: _Distinct = field(default_factory=_Distinct)
     destinations: _Distinct = field(default_factory=_Distinct)
     longest: float | None = 0.0
-    """Nanoseconds for which a destination lived at most, None when one outlived the session or is not known."""
+    """Nanoseconds for which a destination lived at most, None when one is not known."""
     living: dict[int, float] = field(default_factory=dict)
     """Destinations that live on, and since when."""
 
@@ -202,10 +206,11 @@ class PathSums:
         self._place(stretch, edges, roles, operation)
         self._add_steps(stretch, edges, roles)
         rows = stretch.memory.rows_of(self.holders)
-        for region in self._temporary(stretch, rows.tolist()):
-            if region.key not in stretch.located.earlier:
-                self.placed += 1
-                self._as_temporary(stretch, region, operation, self.temporaries).add(region, self.placed)
+        fresh = rows[stretch.trace.allocations.born[rows] >= stretch.since]
+        for (number, _), nbytes in self._temporary(stretch, fresh.tolist()).items():
+            self.placed += 1
+            region = stretch.located.regions[number]
+            self._as_temporary(stretch, region, operation, self.temporaries).add(nbytes, self.placed)
         if len(rows):
             self._rise(stretch, rows, group)
         largest = max(group, key=lambda op: op.payload)
@@ -264,11 +269,15 @@ class PathSums:
             sums.destinations.add({regions[e.destination].key for e in same if e.destination is not None})
             sums.lived(stretch.memory.lives(e.destination for e in same if e.destination is not None))
 
-    def _temporary(self, stretch: Stretch, rows: Iterable[int]) -> list[Region]:
-        """The regions of rows that are on the way of no payload."""
-        found = dict.fromkeys(map(stretch.memory.region_of, rows))
-        regions = (stretch.located.regions[number] for number in found if number >= 0)
-        return [region for region in regions if region.key not in self.known]
+    def _temporary(self, stretch: Stretch, rows: Iterable[int]) -> dict[tuple[int, int], int]:
+        """The bytes of each region of ``rows`` that is on the way of no payload, by region and operation."""
+        memory, size, found = stretch.memory, stretch.trace.allocations.size, dict[tuple[int, int], int]()
+        for row in rows:
+            number = memory.region_of(row)
+            if stretch.located.regions[number].key not in self.known:
+                place = number, memory.owners[row]
+                found[place] = max(found.get(place, 0), int(size[row]))
+        return found
 
     def _as_temporary(
         self, stretch: Stretch, region: Region, operation: int, among: dict[_Key, _Temporaries]
@@ -281,8 +290,7 @@ class PathSums:
         memory, located, operation = stretch.memory, stretch.located, group[0].root.id
 
         def known(row: int) -> _Known | None:
-            number = memory.region_of(row)
-            return self.known.get(located.regions[number].key) if number >= 0 else None
+            return self.known.get(located.regions[memory.region_of(row)].key)
 
         self.sites |= memory.sites_of(group)
         high = memory.high_water(rows, group, self.sites)
@@ -292,19 +300,20 @@ class PathSums:
         owners = high.open.union(memory.owners[row] for row in extra)
         peak = self.peak = _Peak(high.total, payload=sum(self.holders[op] for op in owners))
         set_up = _known_for(stretch, high.set_up, operation)
-        for region in self._temporary(stretch, set_up):
-            self._as_temporary(stretch, region, operation, peak.set_up).add(region, 0)
+        for (number, _), nbytes in self._temporary(stretch, set_up).items():
+            self._as_temporary(stretch, located.regions[number], operation, peak.set_up).add(nbytes, 0)
+        held = self._temporary(stretch, (*rows.tolist(), *set_up))
         for row in (*high.alive, *set_up):
-            number, size, on_path = memory.region_of(row), int(stretch.trace.allocations.size[row]), known(row)
+            size, on_path = int(stretch.trace.allocations.size[row]), known(row)
             if on_path is None or on_path.role == "extra":
                 peak.extra += size
             if on_path is not None:
                 for group_of in on_path.groups.values():
                     peak.of[group_of.key] += size
-            elif number >= 0:
-                region = located.regions[number]
-                key = _described(stretch, region, "temporary", operation)[0]
-                peak.temporary[key, region.nbytes] += size
+            else:
+                number = memory.region_of(row)
+                key = _described(stretch, located.regions[number], "temporary", operation)[0]
+                peak.temporary[key, held[number, memory.owners[row]]] += size
                 peak.together[key.function] += size
 
     # --- the path of the report
@@ -396,7 +405,7 @@ class PathSums:
             bytes=sums.bytes,
             ratio=ratio(sums.bytes, self.payload),
             at_peak_bytes=peak.of[into.key] if into is not None and into.key.role == "extra" else 0,
-            held_ms=round(sums.longest / 1e6, 3) if sums.longest is not None and into is not None else None,
+            held_ms=None if into is None or sums.longest is None or sums.living else round(sums.longest / 1e6, 3),
             evidence=sums.evidence,
         )
 
@@ -426,7 +435,7 @@ def _label(stretch: Stretch, region: Region, role: str, name: Name | None) -> st
 
 
 def _layer_of(stretch: Stretch, region: int, operation: int) -> str:
-    name = stretch.namer.region(stretch.located.regions[region], operation) if region >= 0 else None
+    name = stretch.namer.region(stretch.located.regions[region], operation)
     return name.layer if name else UNKNOWN
 
 
@@ -437,8 +446,7 @@ def _known_for(stretch: Stretch, rows: Sequence[int], operation: int) -> list[in
     held: Counter[str] = Counter()
     named: dict[int, str] = {}
     for row in rows:
-        region = stretch.memory.region_of(row)
-        name = stretch.namer.region(stretch.located.regions[region], operation) if region >= 0 else None
+        name = stretch.namer.region(stretch.located.regions[stretch.memory.region_of(row)], operation)
         if name is not None:
             named[row] = name.frame.function
             held[named[row]] += int(stretch.trace.allocations.size[row])

@@ -69,17 +69,31 @@ class Pending:
         self.memory.close()
 
 
-def whole(spool: Path, number: int, name: str) -> bytes:
-    """What a spool's file ``name``, the one with ``number``, holds with what was to follow.
+class Spooled:
+    """A spool's file ``name``, the one with ``number``, with what was to follow: ``size`` bytes.
 
     Raises FileNotFoundError when there is no such file.
     """
-    data = (spool / name).read_bytes()
-    try:
-        with (spool / NAME).open("rb") as file:
-            word = _WORD.unpack(os.pread(file.fileno(), 8, 8 * number))[0]
-            held = os.pread(file.fileno(), min(word & (1 << SHIFT) - 1, AREA), _FIRST + number * AREA)
-    except (FileNotFoundError, struct.error):
-        return data
-    written = word >> SHIFT
-    return data[:written] + held if written <= len(data) else data
+
+    def __init__(self, spool: Path, number: int, name: str) -> None:
+        self._path = spool / name
+        self._written = self._path.stat().st_size
+        self._held = b""
+        try:
+            with (spool / NAME).open("rb") as file:
+                word = _WORD.unpack(os.pread(file.fileno(), 8, 8 * number))[0]
+                held = os.pread(file.fileno(), min(word & (1 << SHIFT) - 1, AREA), _FIRST + number * AREA)
+        except (FileNotFoundError, struct.error):
+            pass
+        else:
+            if word >> SHIFT <= self._written:
+                self._written, self._held = word >> SHIFT, held
+        self.size = self._written + len(self._held)
+
+    def read(self, start: int, count: int) -> bytes:
+        """Up to ``count`` bytes from ``start`` on."""
+        count = max(min(count, self.size - start), 0)
+        with self._path.open("rb") as file:
+            data = os.pread(file.fileno(), max(min(count, self._written - start), 0), start)
+        held = max(start - self._written, 0)
+        return data + self._held[held : held + count - len(data)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from copytrace import attribution
@@ -17,7 +18,7 @@ from copytrace.paths import ratio, weakest
 from copytrace.tasks import numbered, projected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from copytrace.model import ProbeStatus, Trace
 
@@ -26,13 +27,26 @@ _STANDING = ("attached", "partial", "failed", "unsupported", "not-imported", "no
 
 def attribute(trace: Trace) -> ReportData:
     """The report of a trace and of its parts."""
-    traces = [replace(trace, parts=(), untraced=()), *trace.parts]
-    reports = [attribution.attribute(each) for each in traces]
-    if len(reports) == 1 and not trace.untraced:
-        found = reports[0]
-    else:
-        found = merge([each.process for each in traces], reports, trace.untraced)
+    processes, reports = [], []
+    for stretches in own_of_each(trace):
+        first = next(stretches)
+        processes.append(first.process)
+        reports.append(attribution.attribute(first, stretches))
+    found = reports[0] if len(reports) == 1 and not trace.untraced else merge(processes, reports, trace.untraced)
     return replace(found, tasks=projected(found.tasks, trace.environment.get("projected_bytes")))
+
+
+def own_of_each(trace: Trace) -> Iterator[Iterator[Trace]]:
+    """The stretches of each process of a trace, one after the other."""
+    count = 0
+
+    def process_of(part: Trace) -> int:
+        nonlocal count
+        count += not part.continued
+        return count
+
+    whole = replace(trace, parts=(), untraced=(), continued=False)
+    return (stretches for _, stretches in groupby(chain((whole,), trace.parts), process_of))
 
 
 def merge(processes: Sequence[Process], reports: Sequence[ReportData], untraced: Sequence[Process] = ()) -> ReportData:

@@ -26,9 +26,9 @@ import numpy as np
 from copytrace.callers import callers
 from copytrace.errors import CopytraceError
 from copytrace.extents import WRAPPERS, extents, forget
-from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+from copytrace.model import SiteInfo
 from copytrace.pending import NAME as PENDING
-from copytrace.pending import Pending, whole
+from copytrace.pending import Pending
 
 native: ModuleType | None
 try:
@@ -43,17 +43,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from numpy.typing import NDArray
-
     type Mark = Callable[[int], int]
 
 _BLOCK = 1 << 16
 _MOST_ATTRIBUTES = 4096
 MOST_HELD = 1 << 22
 """Bytes for one file that are held while it cannot be written; further ones are dropped."""
-_FILES = ("spans.bin", "seen.bin", "attributes.jsonl")
-_SPANS, _SEEN, _ATTRIBUTES = range(3)
-_SITES = "sites.jsonl"
+FILES = ("spans.bin", "seen.bin", "attributes.jsonl")
+SPANS, SEEN, ATTRIBUTES = range(3)
+SITES = "sites.jsonl"
 
 pack_span = struct.Struct("<QQIIQQQQQQB").pack
 pack_seen = struct.Struct("<QBBQQQ").pack
@@ -180,8 +178,8 @@ class Recorder:
             _die_with_forks()
             forget_thread()
             try:
-                self._files = [(spool / name).open("wb", buffering=0) for name in _FILES]
-                self._sites_file = (spool / _SITES).open("wb", buffering=0)
+                self._files = [(spool / name).open("wb", buffering=0) for name in FILES]
+                self._sites_file = (spool / SITES).open("wb", buffering=0)
                 self._pending = Pending(spool / PENDING)
             except OSError as error:
                 self._close()
@@ -227,7 +225,7 @@ class Recorder:
                 return
             self._writing = True
             try:
-                for number in (_ATTRIBUTES, _SEEN, _SPANS):
+                for number in (ATTRIBUTES, SEEN, SPANS):
                     self._write(number)
             finally:
                 self._writing = False
@@ -306,7 +304,7 @@ class Recorder:
     def _add(self, line: str) -> int:
         if not self._files or len(self._attribute_lines) >= MOST_HELD:
             return 0
-        self._append(_ATTRIBUTES, f"{line}\n".encode())
+        self._append(ATTRIBUTES, f"{line}\n".encode())
         self._attributes_written += 1
         number = self._attributes_written - 1
         if len(self._attribute_lines) > _BLOCK:
@@ -315,11 +313,11 @@ class Recorder:
 
     def _see(self, span: int, role: int, value: Any) -> None:
         for extent in extents(value):
-            self._append(_SEEN, pack_seen(span, role, *extent))
+            self._append(SEEN, pack_seen(span, role, *extent))
 
     def close(self, row: bytes) -> None:
         """Spool the row of a closed span."""
-        self._append(_SPANS, row)
+        self._append(SPANS, row)
         if len(self.spans) > _BLOCK or len(self.seen) > _BLOCK:
             self._drain()
 
@@ -446,28 +444,3 @@ class Operation:
 @cache
 def _line(site: SiteInfo) -> bytes:
     return json.dumps({name: getattr(site, name) for name in SiteInfo.__slots__}).encode() + b"\n"
-
-
-def read_spool(spool: Path) -> tuple[NDArray[Any], NDArray[Any], tuple[SiteInfo, ...], tuple[Mapping[str, Any], ...]]:
-    """Spans (``SPAN_DTYPE``, in the order they closed), buffers seen (``SEEN_DTYPE``), sites and attributes of a spool.
-
-    Buffers of spans that did not close are left out; a spool that was cut off in the middle of a row is read up to
-    there. Raises FileNotFoundError when there is no spool.
-    """
-    sites = tuple(SiteInfo(**fields) for fields in _lines((spool / _SITES).read_bytes()))
-    attributes = tuple(_lines(whole(spool, _ATTRIBUTES, _FILES[_ATTRIBUTES])))
-    spans, seen = _rows(spool, _SPANS, SPAN_DTYPE), _rows(spool, _SEEN, SEEN_DTYPE)
-    spans = spans[
-        (spans["site"] < len(sites)) & (spans["attributes"] < len(attributes)) & (spans["parent"] < spans["id"])
-    ]
-    return spans, seen[np.isin(seen["span"], spans["id"])], sites, attributes
-
-
-def _rows(spool: Path, number: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    data = whole(spool, number, _FILES[number])
-    return np.frombuffer(bytearray(data), dtype, len(data) // dtype.itemsize)
-
-
-def _lines(data: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(b"[" + b",".join(data.split(b"\n")[:-1]) + b"]")
-    return found

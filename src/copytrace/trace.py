@@ -1,55 +1,37 @@
 """The trace file: a zip of a JSON header and plain numpy arrays, versioned, without pickles.
 
 It is resolved: names of functions and libraries are in it, so it can be read on a machine that has none of them. A
-directory ``FILE.partial``, what a run that did not end has left, is read as well.
+directory ``FILE.partial``, what a run that did not end has left, is read as well. Of a long trace, which is many
+stretches, one is in memory at a time.
 """
 
 from __future__ import annotations
 
-import io
-import json
 import os
+import shutil
 import tempfile
+import weakref
 import zipfile
 from abc import ABC, abstractmethod
-from dataclasses import asdict, fields, replace
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
+from copytrace.archive import check_size, holds, place_of, read, write
 from copytrace.errors import CopytraceError
-from copytrace.model import (
-    MARK_DTYPE,
-    SEEN_DTYPE,
-    SPAN_DTYPE,
-    TRANSFER_DTYPE,
-    Allocations,
-    Frame,
-    ProbeStatus,
-    Process,
-    SiteInfo,
-    Trace,
-    Transfers,
-)
+from copytrace.model import Trace
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from copytrace.model import Process
     from copytrace.report import Report
 
-SCHEMA = "copytrace.trace/1"
-_HEADER = "trace.json"
-_PART = "processes/{}/"
-"""Where in the archive the traces of other processes are, each in the form of the whole."""
-_ALWAYS_READ = 1 << 28
-"""Bytes that a trace may always unpack to."""
-_MOST_TIMES = 400
-"""How many times its own size a larger one may: 13 to 45 is what real traces of 0.2 to 5 MB unpack to."""
-_COLUMNS: dict[str, str] = {
-    "address": "<u8", "size": "<u8", "born": "<u8", "died": "<u8", "enter": "<u8", "leave": "<u8", "span": "<u8",
-    "thread": "<u4", "stack": "<u4", "previous": "<i8", "moved": "|b1",
-}  # fmt: skip
-_TABLES = {"spans": SPAN_DTYPE, "seen": SEEN_DTYPE, "marks": MARK_DTYPE, "transfers": TRANSFER_DTYPE}
+_PACKED: dict[str, Any] = {"compression": zipfile.ZIP_DEFLATED, "compresslevel": 4}
 
 
 class LoadedTrace:
@@ -100,6 +82,75 @@ class Traced(ABC):
         save(self.trace, path, overwrite=overwrite)
 
 
+class Stored(Sequence[Trace]):
+    """Parts of a trace in a file, of which each is read when it is asked for, and none is kept.
+
+    Reading one raises CopytraceError, one line, when it is damaged.
+    """
+
+    def __init__(self, source: Path, count: int, *, own: bool = False) -> None:
+        self.source = source
+        self.own = own
+        """Whether the file holds nothing else, and goes when this does."""
+        self._count = count
+        if own:
+            weakref.finalize(self, _remove, source, os.getpid())
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Trace: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Trace]: ...
+    def __getitem__(self, index: int | slice) -> Trace | Sequence[Trace]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(self._count)[index]]
+        with _opened(self.source) as archive:
+            return read(archive, self.source, place_of(range(self._count)[index]))[0]
+
+    def __iter__(self) -> Iterator[Trace]:
+        with _opened(self.source) as archive:
+            for number in range(self._count):
+                yield read(archive, self.source, place_of(number))[0]
+
+
+def _remove(file: Path, process: int) -> None:
+    """Remove a file, but not in a process that was forked from the one that made it."""
+    if os.getpid() == process:
+        file.unlink(missing_ok=True)
+
+
+def joined(first: Trace, others: Iterable[Trace]) -> Trace:
+    """A trace with others as its parts. When one of these continues another they may be many: then they are put into a
+    temporary file, one by one, which goes when the parts do.
+
+    Raises CopytraceError when that file cannot be written.
+    """
+    others = iter(others)
+    held: list[Trace] = []
+    for part in others:
+        held.append(part)
+        if part.continued:
+            return replace(first, parts=_stored(chain(held, others)))
+    return replace(first, parts=tuple(held)) if held else first
+
+
+def _stored(parts: Iterable[Trace]) -> Stored:
+    handle, name = tempfile.mkstemp(prefix="copytrace-")
+    try:
+        with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", **_PACKED) as archive:
+            count = 0
+            for count, part in enumerate(parts, 1):
+                write(part, archive, place_of(count - 1))
+    except BaseException as error:
+        os.unlink(name)
+        if isinstance(error, OSError):
+            raise CopytraceError(f"{name}: could not be written: {error.strerror}") from error
+        raise
+    return Stored(Path(name), count, own=True)
+
+
 def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
     """Write ``trace`` to ``path`` at once or not at all.
 
@@ -113,13 +164,14 @@ def save(trace: Trace, path: str | os.PathLike[str], *, overwrite: bool = False)
     except OSError as error:
         raise CopytraceError(f"{target}: cannot write there: {error.strerror}") from error
     try:
-        with (
-            os.fdopen(handle, "wb") as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=4) as archive,
-        ):
-            _write(trace, archive)
-            for number, part in enumerate(trace.parts):
-                _write(part, archive, _PART.format(number))
+        os.close(handle)
+        ready = isinstance(trace.parts, Stored) and trace.parts.own
+        if isinstance(trace.parts, Stored) and ready:
+            shutil.copyfile(trace.parts.source, temporary)
+        with zipfile.ZipFile(temporary, "a" if ready else "w", **_PACKED) as archive:
+            write(trace, archive)
+            for number, part in enumerate(() if ready else trace.parts):
+                write(part, archive, place_of(number))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -145,14 +197,24 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         from copytrace.assemble import recover
         from copytrace.follow import DIRECTORY, collect
 
-        parts, untraced = collect(source / DIRECTORY)
-        return LoadedTrace(replace(recover(source), parts=parts, untraced=untraced), str(source))
+        untraced: list[Process] = []
+        own = recover(source)
+        trace = joined(next(own), chain(own, collect(source / DIRECTORY, untraced)))
+        return LoadedTrace(replace(trace, untraced=tuple(untraced)), str(source))
+    with _opened(source) as archive:
+        trace, count = read(archive, source)
+        if not holds(archive, count):
+            raise CopytraceError(f"{source}: damaged copytrace trace (parts are missing)")
+        return LoadedTrace(replace(trace, parts=Stored(source, count)) if count else trace, str(source))
+
+
+@contextmanager
+def _opened(source: Path) -> Iterator[zipfile.ZipFile]:
+    """The archive in a file. Raises CopytraceError when it cannot be read, also in what is done with it."""
     try:
         with zipfile.ZipFile(source) as archive:
-            _check_size(archive, source.stat().st_size)
-            trace, count = _read(archive, source)
-            parts = tuple(_read(archive, source, _PART.format(number))[0] for number in range(count))
-            return LoadedTrace(replace(trace, parts=parts), str(source))
+            check_size(archive, source.stat().st_size)
+            yield archive
     except FileNotFoundError as error:
         partial = Path(f"{source}.partial")
         hint = f"; a run that did not end left {partial}" if partial.is_dir() else ""
@@ -165,166 +227,3 @@ def load(path: str | os.PathLike[str]) -> LoadedTrace:
         raise
     except Exception as error:
         raise CopytraceError(f"{source}: damaged copytrace trace ({type(error).__name__})") from error
-
-
-def _write(trace: Trace, archive: zipfile.ZipFile, place: str = "") -> None:
-    frames: dict[Frame, int] = {}
-    stacks = [[frames.setdefault(frame, len(frames)) for frame in stack] for stack in trace.allocations.stacks]
-    callers = [frames.setdefault(frame, len(frames)) for frame in trace.transfers.callers]
-    header = {
-        "schema": SCHEMA,
-        "label": trace.label,
-        "native": trace.native,
-        "min_bytes": trace.min_bytes,
-        "complete": trace.complete,
-        "process": asdict(trace.process),
-        "parts": len(trace.parts),
-        "untraced": [asdict(process) for process in trace.untraced],
-        "environment": trace.environment,
-        "notes": trace.notes,
-        "sites": [asdict(site) for site in trace.sites],
-        "attributes": trace.attributes,
-        "probes": [asdict(probe) for probe in trace.probes],
-        "frames": [[f.function, f.file, f.line, f.native, f.layer] for f in frames],
-        "allocations": {
-            "recorded": trace.allocations.recorded,
-            "reason": trace.allocations.reason,
-            "records": trace.allocations.records,
-            "stacks": stacks,
-        },
-        "transfers": {
-            "callers": callers,
-            "small": trace.transfers.small,
-            "lost": trace.transfers.lost,
-            "recorded": trace.transfers.recorded,
-            "reason": trace.transfers.reason,
-        },
-    }
-    archive.writestr(f"{place}{_HEADER}", json.dumps(header, separators=(",", ":"), default=str))
-    tables = {"spans": trace.spans, "seen": trace.seen, "marks": trace.marks, "transfers": trace.transfers.rows}
-    for name, table in tables.items():
-        for field in table.dtype.names or ():
-            _write_array(archive, f"{place}{name}/{field}", table[field])
-    for name in _COLUMNS:
-        _write_array(archive, f"{place}allocations/{name}", getattr(trace.allocations, name))
-
-
-def _write_array(archive: zipfile.ZipFile, name: str, column: Any) -> None:
-    """Columns that count upwards are kept as differences, which compress well."""
-    data = np.ascontiguousarray(column)
-    if data.dtype.kind in "ui" and data.dtype.itemsize == 8 and data.size:
-        data = np.concatenate([data[:1], np.diff(data)])
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, data, allow_pickle=False)
-    archive.writestr(f"{name}.npy", buffer.getbuffer())
-
-
-def _read_array(archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any]) -> Any:
-    """A column, whose header must declare what it is and how much follows."""
-    with archive.open(f"{name}.npy") as member:
-        version = np.lib.format.read_magic(member)
-        if version != (1, 0):
-            raise ValueError(f"{name} is of another version")
-        shape, _, found = np.lib.format.read_array_header_1_0(member)
-        if found != dtype or len(shape) != 1:
-            raise ValueError(f"{name} has another type")
-        column: Any = np.frombuffer(bytearray(member.read()), dtype)
-    if len(column) != shape[0]:
-        raise ValueError(f"{name} is cut short")
-    if dtype.kind in "ui" and dtype.itemsize == 8:
-        column = np.cumsum(column, dtype=dtype)
-    return column
-
-
-def _check_size(archive: zipfile.ZipFile, packed: int) -> None:
-    """Refuse what would unpack to far more than a trace of this size does."""
-    members = archive.infolist()
-    if any(member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for member in members):
-        raise ValueError("packed in another way")
-    if sum(member.file_size for member in members) > max(_ALWAYS_READ, _MOST_TIMES * packed):
-        raise ValueError("it would unpack to too much")
-
-
-def _read(archive: zipfile.ZipFile, source: Path, place: str = "") -> tuple[Trace, int]:
-    """The trace of one process, and how many parts its header announces."""
-    header = json.loads(archive.read(f"{place}{_HEADER}"))
-    schema = str(header["schema"])
-    if schema != SCHEMA:
-        if schema.startswith("copytrace.trace/"):
-            raise CopytraceError(f"{source}: written by another version ({schema}); this one reads {SCHEMA}")
-        raise CopytraceError(f"{source}: not a copytrace trace")
-    tables = {}
-    for name, dtype in _TABLES.items():
-        columns = {field: _read_array(archive, f"{place}{name}/{field}", dtype[field]) for field in dtype.names or ()}
-        table = np.zeros(len(next(iter(columns.values()))), dtype)
-        for field, column in columns.items():
-            if len(column) != len(table):
-                raise ValueError(f"{name} is uneven")
-            table[field] = column
-        tables[name] = table
-    columns = {
-        name: _read_array(archive, f"{place}allocations/{name}", np.dtype(kind)) for name, kind in _COLUMNS.items()
-    }
-    if len({len(column) for column in columns.values()}) != 1:
-        raise ValueError("allocations are uneven")
-    frames = [Frame(str(f[0]), str(f[1]), int(f[2]), bool(f[3]), str(f[4])) for f in header["frames"]]
-    allocated, moved = header["allocations"], header["transfers"]
-    stacks = tuple(tuple(frames[i] for i in stack) for stack in allocated["stacks"])
-    _within(columns["stack"], len(stacks))
-    _within(columns["previous"] + 1, len(columns["previous"]) + 1)
-    _in_order(tables["spans"])
-    _within(tables["spans"]["site"], len(header["sites"]))
-    _within(tables["spans"]["attributes"], len(header["attributes"]))
-    _within(tables["transfers"]["caller"], len(moved["callers"]))
-    trace = Trace(
-        spans=tables["spans"],
-        seen=tables["seen"],
-        marks=tables["marks"],
-        sites=tuple(SiteInfo(**site) for site in header["sites"]),
-        attributes=tuple(header["attributes"]),
-        allocations=Allocations(
-            **columns,
-            stacks=stacks,
-            recorded=bool(allocated["recorded"]),
-            reason=str(allocated["reason"]),
-            records=int(allocated["records"]),
-        ),
-        transfers=Transfers(
-            tables["transfers"],
-            tuple(frames[i] for i in moved["callers"]),
-            tuple((int(a), int(b), int(c)) for a, b, c in moved["small"]),
-            int(moved["lost"]),
-            bool(moved["recorded"]),
-            str(moved["reason"]),
-        ),
-        environment=dict(header["environment"]),
-        probes=tuple(_probe(probe) for probe in header["probes"]),
-        notes=tuple(map(str, header["notes"])),
-        label=str(header["label"]),
-        native=bool(header["native"]),
-        min_bytes=int(header["min_bytes"]),
-        complete=bool(header["complete"]),
-        process=_process(header.get("process", {"name": "main"})),
-        untraced=tuple(map(_process, header.get("untraced", ()))),
-    )
-    return trace, int(header.get("parts", 0))
-
-
-def _probe(data: dict[str, Any]) -> ProbeStatus:
-    known = {field.name for field in fields(ProbeStatus)}
-    return ProbeStatus(**{**{k: v for k, v in data.items() if k in known}, "sites": tuple(data.get("sites", ()))})
-
-
-def _process(data: dict[str, Any]) -> Process:
-    return Process(**{field.name: str(data[field.name]) for field in fields(Process) if field.name in data})
-
-
-def _in_order(spans: Any) -> None:
-    """Spans are sorted by their numbers, and what a span is in began before it."""
-    if len(spans) and not (np.all(spans["id"][1:] > spans["id"][:-1]) and np.all(spans["parent"] < spans["id"])):
-        raise ValueError("spans are out of order")
-
-
-def _within(column: Any, limit: int) -> None:
-    if len(column) and (int(column.max()) >= max(limit, 1) or int(column.min()) < 0):
-        raise ValueError("an index points outside its table")

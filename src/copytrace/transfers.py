@@ -37,6 +37,7 @@ _SIZE_MASK = np.uint64((1 << 56) - 1)
 _MARK = 3
 _SUM_DTYPE = np.dtype([(name, "<u8") for name in ("caller", "moves", "bytes")])
 _LOST_AT = 136  # in counters.bin
+_NO_SUMS = np.empty(0, _SUM_DTYPE)
 
 OTHERS = Frame("[other callers]", "", 0, native=True)
 """Stands for the callers of small moves that found no place of their own."""
@@ -172,56 +173,88 @@ os.register_at_fork(after_in_child=_forget)
 def read(spool: Path) -> tuple[Transfers, NDArray[Any]]:
     """The moves and the marks (rows of ``MARK_DTYPE``) in a spool directory, in the order of their sequence.
 
+    Raises as :class:`Recorded`.
+    """
+    return Recorded(spool).between(0, 1 << 63, small=True)
+
+
+class Recorded:
+    """What a recording left in a spool directory, read a part at a time.
+
     Raises CopytraceError when the directory holds no recording or a damaged one.
     """
-    if _active is not None and _active.spool == spool:
-        _active.flush()
-    try:
-        header = json.loads((spool / HEADER).read_text())
-        reason, native = str(header["reason"]), bool(header["native"])
-    except FileNotFoundError as error:
-        raise CopytraceError(f"{spool}: holds no recording") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CopytraceError(f"{spool / HEADER}: damaged ({type(error).__name__})") from error
-    if not native:
-        in_order = np.sort(_table(spool / MARKS, MARK_DTYPE), order="sequence")
-        return Transfers(np.empty(0, TRANSFER_DTYPE), recorded=False, reason=reason), in_order
-    counters = _Counters.read(spool / "counters.bin")
-    objects = Objects.read(spool / "objects.tsv")
-    files = sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin"))
-    rows = np.empty(sum(file.stat().st_size for file in files) // _ROW_DTYPE.itemsize, TRANSFER_DTYPE)
-    callers: dict[Frame, int] = {}
-    marks, count = [np.empty(0, MARK_DTYPE)], 0
-    for file in files:
-        raw = _finished(file, counters.row_bits)
-        marked = raw["word"] >> _KIND_SHIFT == _MARK
-        marks.append(_marks(raw[marked]))
-        raw = raw[~marked]
-        _resolve(raw, rows[count : count + len(raw)], objects, callers)
-        count += len(raw)
-    small: dict[int, tuple[int, int]] = {}
-    for address, moves, nbytes in counters.sums.tolist():
-        caller = callers.setdefault(objects.frame(address) if address else OTHERS, len(callers))
-        before = small.get(caller, (0, 0))
-        small[caller] = before[0] + moves, before[1] + nbytes
-    transfers = Transfers(
-        rows[:count],
-        tuple(callers),
-        tuple((caller, *total) for caller, total in small.items()),
-        counters.lost,
-        recorded=not reason,
-        reason=reason,
-    )
-    return transfers, np.concatenate(marks)
+
+    def __init__(self, spool: Path) -> None:
+        if _active is not None and _active.spool == spool:
+            _active.flush()
+        try:
+            header = json.loads((spool / HEADER).read_text())
+            self._reason, self._native = str(header["reason"]), bool(header["native"])
+        except FileNotFoundError as error:
+            raise CopytraceError(f"{spool}: holds no recording") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CopytraceError(f"{spool / HEADER}: damaged ({type(error).__name__})") from error
+        self._spool = spool
+        self._counters = _Counters.read(spool / "counters.bin") if self._native else _Counters(0, 0, _NO_SUMS)
+        self._objects = Objects.read(spool / "objects.tsv") if self._native else Objects([])
+        files = sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin")) if self._native else []
+        self._segments = [(_first_of(file, self._counters.row_bits), file) for file in files]
+
+    def between(self, first: int, until: int, *, small: bool) -> tuple[Transfers, NDArray[Any]]:
+        """The moves and the marks from the sequence ``first`` on and before ``until``. With ``small`` come the sums of
+        small moves, which have no sequence.
+        """
+        callers: dict[Frame, int] = {}
+        moves = [np.empty(0, TRANSFER_DTYPE)]
+        marks = [np.empty(0, MARK_DTYPE), *([] if self._native else [self._marks_alone(first, until)])]
+        for start, file in self._segments:
+            if start < until and start + file.stat().st_size // _ROW_DTYPE.itemsize > first:
+                raw = _finished(file, self._counters.row_bits)
+                raw = raw[(raw["sequence"] >= first) & (raw["sequence"] < until)]
+                marked = raw["word"] >> _KIND_SHIFT == _MARK
+                marks.append(_marks(raw[marked]))
+                moves.append(_resolved(raw[~marked], self._objects, callers))
+        sums: dict[int, tuple[int, int]] = {}
+        for address, count, nbytes in self._counters.sums.tolist() if small else ():
+            caller = callers.setdefault(self._objects.frame(address) if address else OTHERS, len(callers))
+            before = sums.get(caller, (0, 0))
+            sums[caller] = before[0] + count, before[1] + nbytes
+        transfers = Transfers(
+            np.concatenate(moves),
+            tuple(callers),
+            tuple((caller, *total) for caller, total in sums.items()),
+            self._counters.lost,
+            recorded=self._native and not self._reason,
+            reason=self._reason,
+        )
+        return transfers, np.concatenate(marks)
+
+    def marks(self) -> NDArray[Any]:
+        """All marks."""
+        if not self._native:
+            return self._marks_alone(0, 1 << 63)
+        raw = (_finished(file, self._counters.row_bits) for _, file in self._segments)
+        marks = [_marks(rows[rows["word"] >> _KIND_SHIFT == _MARK]) for rows in raw]
+        return np.concatenate([np.empty(0, MARK_DTYPE), *marks])
+
+    def _marks_alone(self, first: int, until: int) -> NDArray[Any]:
+        marks = _table(self._spool / MARKS, MARK_DTYPE)
+        marks = marks[(marks["sequence"] >= first) & (marks["sequence"] < until)]
+        return np.sort(marks, order="sequence")
 
 
 def _finished(file: Path, row_bits: int) -> NDArray[Any]:
     """The rows of a segment that were written to the end: each lies where its sequence says, which begins at 1."""
     table = _table(file, _ROW_DTYPE)
-    first = int(file.name[6:11]) << row_bits
+    first = _first_of(file, row_bits)
     places = np.arange(first, first + len(table), dtype=np.uint64)
     finished: NDArray[Any] = table[(table["sequence"] == places) & (places > 0)]
     return finished
+
+
+def _first_of(file: Path, row_bits: int) -> int:
+    """The sequence of the first row of a segment."""
+    return int(file.name[6:11]) << row_bits
 
 
 def _marks(raw: NDArray[Any]) -> NDArray[Any]:
@@ -230,8 +263,9 @@ def _marks(raw: NDArray[Any]) -> NDArray[Any]:
     return marks
 
 
-def _resolve(raw: NDArray[Any], rows: NDArray[Any], objects: Objects, callers: dict[Frame, int]) -> None:
-    """Fill ``rows`` with moves as they were written; ``callers`` numbers the functions."""
+def _resolved(raw: NDArray[Any], objects: Objects, callers: dict[Frame, int]) -> NDArray[Any]:
+    """Moves as they were written as rows of ``TRANSFER_DTYPE``; ``callers`` numbers the functions."""
+    rows = np.empty(len(raw), TRANSFER_DTYPE)
     for name in ("sequence", "thread", "source", "destination"):
         rows[name] = raw[name]
     rows["kind"] = raw["word"] >> _KIND_SHIFT
@@ -240,6 +274,7 @@ def _resolve(raw: NDArray[Any], rows: NDArray[Any], objects: Objects, callers: d
     keys, index = objects.distinct(raw["caller"], raw["sequence"])
     numbers = [callers.setdefault(objects.frame(*key), len(callers)) for key in keys]
     rows["caller"] = np.array(numbers, np.uint32)[index]
+    return rows
 
 
 class _Counters(NamedTuple):

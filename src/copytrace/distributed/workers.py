@@ -15,14 +15,15 @@ from distributed import WorkerPlugin
 
 from copytrace.errors import CopytraceError
 from copytrace.follow import Following, collect, leave, record
-from copytrace.trace import Traced, load, save
+from copytrace.trace import Traced, joined, load, save
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from distributed import Client, Worker
 
-    from copytrace.model import Trace
+    from copytrace.model import Process, Trace
 
 
 class WorkerTracer(WorkerPlugin):
@@ -90,15 +91,16 @@ class TracedWorkers(Traced):
         for address in self.client.scheduler_info(n_workers=-1)["workers"]:
             hosts.setdefault(address.rpartition(":")[0], address)
         gathered = self.client.run(_gather, self.run, workers=list(hosts.values()))
-        traces = [trace for packed in gathered.values() for trace in map(_unpack, packed)]
-        parts = [part for trace in traces for part in (replace(trace, parts=(), untraced=()), *trace.parts)]
-        untraced = tuple(process for trace in traces for process in trace.untraced)
-        if not parts:
+        untraced: list[Process] = []
+        traces = (trace for packed in gathered.values() for each in packed for trace in _unpacked(each, untraced))
+        first = next(traces, None)
+        if first is None:
             if error is not None:
                 return
             why = "; ".join(f"{process.name}: {process.reason}" for process in untraced)
             raise CopytraceError("no worker left a trace" + (f" ({why})" if why else ""))
-        self._trace = replace(parts[0], label=self.label, parts=tuple(parts[1:]), untraced=untraced)
+        trace = joined(first, traces)
+        self._trace = replace(trace, label=self.label, untraced=tuple(untraced))
 
     @property
     def trace(self) -> Trace:
@@ -119,19 +121,26 @@ async def _gather(run: str) -> list[bytes]:
 
 
 def _pack(directory: Path) -> list[bytes]:
-    parts, untraced = collect(directory)
+    untraced: list[Process] = []
     try:
-        if not parts:
+        traces = collect(directory, untraced)
+        first = next(traces, None)
+        if first is None:
             return []
         file = directory / "gathered"
-        save(replace(parts[0], parts=parts[1:], untraced=untraced), file)
+        trace = joined(first, traces)
+        save(replace(trace, untraced=tuple(untraced)), file)
         return [file.read_bytes()]
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _unpack(packed: bytes) -> Trace:
+def _unpacked(packed: bytes, untraced: list[Process]) -> Iterator[Trace]:
+    """The traces in a file, one by one; processes without one are put into ``untraced``."""
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "gathered"
         file.write_bytes(packed)
-        return load(file).trace
+        trace = load(file).trace
+        untraced += trace.untraced
+        yield replace(trace, parts=(), untraced=())
+        yield from trace.parts
