@@ -30,10 +30,11 @@ import numpy as np
 import wrapt
 import zarr
 from zarr.codecs import ZstdCodec
-from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from zarr.storage import LocalStore, MemoryStore
 
 import copytrace
 from copytrace.report import Report
+from meeting import Meets
 
 N = 50_021
 SOURCE = np.random.default_rng(11).integers(1, 255, N, dtype="u1")
@@ -110,26 +111,9 @@ def told(value: Any) -> str:
     return f"{value.dtype} {value.shape} {hash(value.tobytes())}" if isinstance(value, np.ndarray) else repr(value)
 
 
-class Meets(WrapperStore[Any]):
-    """Calls ``met`` before each get and set of a chunk."""
-
-    def __init__(self, met: Callable[[], Any], store: Any = None) -> None:
-        super().__init__(MemoryStore() if store is None else store)
-        self.met = met
-
-    async def _meet(self, key: str) -> None:
-        if "c/" in key:
-            found = self.met()
-            if hasattr(found, "__await__"):
-                await found
-
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        await self._meet(key)
-        return await self._store.get(key, prototype, byte_range)
-
-    async def set(self, key: str, value: Any) -> None:
-        await self._meet(key)
-        await self._store.set(key, value)
+def at_chunks(met: Callable[[], Any]) -> Meets:
+    """A store that meets something before each get and set of a chunk."""
+    return Meets(lambda key: met() if "c/" in key else None)
 
 
 @dataclass(frozen=True)
@@ -168,7 +152,7 @@ def raises(error: BaseException) -> Callable[[], None]:
 
 @fault("exception in a store", "a store's `get` and `set` raise `OSError` in the middle of an array operation")
 def store_raises(scene: Scene) -> None:
-    store = Meets(raises(OSError(5, "injected")))
+    store = at_chunks(raises(OSError(5, "injected")))
     array = scene.array(store)
     with scene.session():
         scene.step()
@@ -206,7 +190,7 @@ def block_raises(scene: Scene) -> None:
 
 @fault("MemoryError", "2^60 bytes are asked for, and a store raises `MemoryError`")
 def memory_error(scene: Scene) -> None:
-    array = scene.array(Meets(raises(MemoryError("injected"))))
+    array = scene.array(at_chunks(raises(MemoryError("injected"))))
     with scene.session():
         scene.step()
         scene.attempt(lambda: np.empty(1 << 60, "u1"))
@@ -250,7 +234,7 @@ def interrupted_store(scene: Scene) -> None:
         signal.raise_signal(signal.SIGINT)
         return asyncio.sleep(0.2)
 
-    array = scene.array(Meets(interrupt))
+    array = scene.array(at_chunks(interrupt))
     for _ in interruptible(range(1)):
         with scene.session():
             scene.step()
@@ -286,7 +270,7 @@ def interrupted_anywhere(scene: Scene) -> None:
 
 @fault("cancelled task", "tasks that wait in a store are cancelled, one of them swallows it")
 def cancelled(scene: Scene) -> None:
-    array = scene.array(Meets(lambda: asyncio.Event().wait()))
+    array = scene.array(at_chunks(lambda: asyncio.Event().wait()))
 
     async def swallow() -> str:
         try:
@@ -311,7 +295,7 @@ def cancelled(scene: Scene) -> None:
 
 @fault("timeout", "`asyncio.timeout` and `wait_for` end reads that wait in a store")
 def timeout(scene: Scene) -> None:
-    array = scene.array(Meets(lambda: asyncio.Event().wait()))
+    array = scene.array(at_chunks(lambda: asyncio.Event().wait()))
 
     async def main() -> None:
         with contextlib.suppress(TimeoutError):
@@ -327,8 +311,8 @@ def timeout(scene: Scene) -> None:
 
 @fault("event loop stopped mid-operation", "`loop.stop()` while a read waits; the loop is closed and the task dropped")
 def loop_stopped(scene: Scene) -> None:
-    waits = scene.array(Meets(lambda: asyncio.Event().wait()))
-    ends = scene.array(Meets(lambda: asyncio.sleep(0.01)))
+    waits = scene.array(at_chunks(lambda: asyncio.Event().wait()))
+    ends = scene.array(at_chunks(lambda: asyncio.sleep(0.01)))
 
     def work() -> Any:
         loop = asyncio.new_event_loop()
@@ -352,7 +336,7 @@ def loop_stopped(scene: Scene) -> None:
 
 @fault("loop outlives the session", "a task that began in a session goes on after it, on a loop of its own")
 def loop_outlives(scene: Scene) -> None:
-    array = scene.array(Meets(lambda: asyncio.sleep(0.01)))
+    array = scene.array(at_chunks(lambda: asyncio.sleep(0.01)))
     loop = asyncio.new_event_loop()
     with scene.session():
         scene.step()
@@ -568,7 +552,7 @@ def forks(scene: Scene) -> None:
             os._exit(status)
         endings.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
-    array = scene.array(Meets(fork))
+    array = scene.array(at_chunks(fork))
     with scene.session():
         scene.step()
         scene.attempt(lambda: array.__setitem__(slice(None), SOURCE))
@@ -644,7 +628,7 @@ def killed(scene: Scene) -> None:
 def killed_in_store(scene: Scene) -> None:
     for _ in range(3):
         announce(scene)
-    scene.array(Meets(lambda: os.kill(os.getpid(), signal.SIGKILL)))[:] = SOURCE
+    scene.array(at_chunks(lambda: os.kill(os.getpid(), signal.SIGKILL)))[:] = SOURCE
 
 
 @ending("kill -9 by a thread", "a thread kills the process at a random moment of its work", status=-9, left=True)

@@ -41,9 +41,10 @@ import obstore
 import zarr
 from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.core.buffer import default_buffer_prototype
-from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 
 import copytrace
+from meeting import Meets
 from oracle.snapshot import attributes, changes
 
 type Outcome = list[str]
@@ -59,28 +60,17 @@ class InjectedError(Exception):
     """Raised on purpose."""
 
 
-class Unreliable(WrapperStore[Any]):
-    """Raises at one key, and waits without end at another."""
+def unreliable(store: Any, fails: str = "", stalls: str = "") -> Meets:
+    """Raises at keys that end in one way, and waits without end at others."""
 
-    def __init__(self, store: Any, fails: str = "", stalls: str = "") -> None:
-        super().__init__(store)
-        self.fails = fails
-        self.stalls = stalls
-
-    async def _meet(self, key: str) -> None:
-        if self.fails and key.endswith(self.fails):
+    async def meet(key: str) -> None:
+        if fails and key.endswith(fails):
             await asyncio.sleep(0)
             raise InjectedError(key)
-        if self.stalls and key.endswith(self.stalls):
+        if stalls and key.endswith(stalls):
             await asyncio.Event().wait()
 
-    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        await self._meet(key)
-        return await self._store.get(key, prototype, byte_range)
-
-    async def set(self, key: str, value: Any) -> None:
-        await self._meet(key)
-        await self._store.set(key, value)
+    return Meets(meet, store)
 
 
 def digest(value: Any) -> str:
@@ -135,7 +125,7 @@ def round_trip(rng: random.Random, where: Path) -> Outcome:
 
 def store_raises(rng: random.Random, where: Path) -> Outcome:
     data = data_of(rng, 60_000)
-    store = Unreliable(store_in(rng, where), fails="c/1")
+    store = unreliable(store_in(rng, where), fails="c/1")
     array = zarr.create_array(store, shape=data.shape, chunks=(20_000,), dtype=data.dtype, compressors=None)
     wrote = attempt(lambda: array.__setitem__(slice(None), data + 1))
     array[:20_000] = data[:20_000] + 1
@@ -170,7 +160,7 @@ def tasks(rng: random.Random, where: Path) -> Outcome:
     async def one(number: int) -> str:
         kind = (number * 7 + len(data)) % 4
         marks = {"stalls": "c/0"} if kind in (1, 2) else {"fails": "c/0"} if kind == 3 else {}
-        array = await zarr.api.asynchronous.open_array(store=Unreliable(stored, **marks))
+        array = await zarr.api.asynchronous.open_array(store=unreliable(stored, **marks))
         try:
             if kind == 1:
                 async with asyncio.timeout(0.01):
@@ -198,7 +188,7 @@ def loop_stopped(rng: random.Random, where: Path) -> Outcome:
     loop = asyncio.new_event_loop()
     try:
         reading = loop.create_task(array.async_array.getitem(slice(None)))
-        stalled = loop.create_task(Unreliable(store, stalls="zarr.json").get("zarr.json", PROTOTYPE))
+        stalled = loop.create_task(unreliable(store, stalls="zarr.json").get("zarr.json", PROTOTYPE))
         loop.call_soon(loop.stop)
         loop.run_forever()
         found = [digest(loop.run_until_complete(reading))]
