@@ -38,10 +38,11 @@ BUILD = """
 import sys, time
 from pathlib import Path
 from copytrace.assemble import recover
-from copytrace.trace import LoadedTrace
+from copytrace.trace import LoadedTrace, joined
 import memray, numpy
 began = time.perf_counter(), time.process_time()
-trace = recover(Path(sys.argv[1]))
+stretches = recover(Path(sys.argv[1]))
+trace = joined(next(stretches), stretches)
 assembled = time.perf_counter(), time.process_time()
 LoadedTrace(trace).report.to_text()
 ended = time.perf_counter(), time.process_time()
