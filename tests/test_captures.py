@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +37,8 @@ class Called:
 
 def work(number):
     kept = [deep(k % 17, 600 + 13 * k) for k in range(60 + number)]
+    for k in range(2_000):
+        bytearray(513 + 7 * k)
     kept.append(np.ones(5_003).astype("f4"))
     grown = bytearray()
     for _ in range(40):
@@ -125,25 +126,37 @@ def test_where_blocks_of_records_end_makes_no_difference(native: Path) -> None:
 
 def test_a_capture_that_was_cut_off_is_read_up_to_there(native: Path, tmp_path: Path) -> None:
     data, whole = native.read_bytes(), rows(open_capture(native))
+    lengths = [0]
     for share in (0.3, 0.5, 0.9):
-        for zeros in (0, 5000):
+        for zeros in (5000, 0):
             cut = tmp_path / "cut.bin"
             cut.write_bytes(data[: int(len(data) * share)] + bytes(zeros))
             found = rows(open_capture(cut))
-            assert len(whole) * (share - 0.25) < len(found) < len(whole)
             assert np.array_equal(found, whole[: len(found)])
+        assert lengths[-1] < len(found) < len(whole)
+        lengths.append(len(found))
+
+
+def test_a_packed_capture_is_read_and_one_that_was_cut_off_is_damage(tmp_path: Path) -> None:
+    packed = capture(tmp_path / "packed.bin", compressed=True)
+    assert packed.read_bytes()[:4] == b"\x04\x22\x4d\x18"
+    ours, theirs = both(packed)
+    assert np.array_equal(rows(ours), rows(theirs))
+    for at in (100, 20_000, packed.stat().st_size - 200):
+        cut = tmp_path / "cut.bin"
+        cut.write_bytes(packed.read_bytes()[:at])
+        with pytest.raises((OSError, RuntimeError, ValueError)):
+            rows(open_capture(cut))
 
 
 def test_what_is_of_another_format_is_left_to_memray(native: Path, tmp_path: Path) -> None:
-    packed = capture(tmp_path / "packed.bin", compressed=True)
-    reader = open_capture(packed)
-    assert isinstance(reader, captures._ByMemray)
-    assert len(rows(reader)) > 1000
-    newer = tmp_path / "newer.bin"
-    newer.write_bytes(native.read_bytes()[:7] + b"\x0e" + native.read_bytes()[8:])
-    for name, data in {"newer.bin": None, "text.bin": b"no capture at all", "empty.bin": b""}.items():
-        if data is not None:
-            (tmp_path / name).write_bytes(data)
+    data = native.read_bytes()
+    for name, content in {
+        "newer.bin": data[:7] + b"\x0e" + data[8:],
+        "text.bin": b"no capture",
+        "empty.bin": b"",
+    }.items():
+        (tmp_path / name).write_bytes(content)
         with pytest.raises((OSError, RuntimeError, ValueError)):
             open_capture(tmp_path / name)
     with pytest.raises(OSError, match=r"missing\.bin"):
@@ -206,7 +219,8 @@ def test_python_frames_among_native_ones(
 
 @pytest.mark.skipif(not available("address"), reason="the C compiler has no AddressSanitizer")
 @pytest.mark.skipif(sys.platform != "linux", reason="the sanitizer is preloaded as Linux does it")
-def test_damaged_captures_under_a_sanitizer(native: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["plain", "packed"])
+def test_damaged_captures_under_a_sanitizer(form: str, tmp_path: Path) -> None:
     import sysconfig
 
     include = Path(sysconfig.get_paths()["include"])
@@ -216,7 +230,7 @@ def test_damaged_captures_under_a_sanitizer(native: Path, tmp_path: Path) -> Non
     source = Path(captures.__file__).with_name("_captures.c")
     build = ["-shared", "-fPIC", "-g", "-O1", "-std=gnu11", *FLAGS["address"], f"-I{include}", source, "-o", extension]
     subprocess.run([compiler(), *build], check=True, timeout=120)
-    copy = shutil.copy(native, tmp_path / "some.bin")
+    sample = capture(tmp_path / "some.bin", compressed=form == "packed")
     libraries = [
         subprocess.run(
             [compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True
@@ -225,7 +239,7 @@ def test_damaged_captures_under_a_sanitizer(native: Path, tmp_path: Path) -> Non
     ]
     options = {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1", "PYTHONMALLOC": "malloc"}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("captured.py"), extension, copy, "200"],
+        [sys.executable, Path(__file__).with_name("captured.py"), extension, sample, "200"],
         env={**os.environ, **options, "LD_PRELOAD": " ".join(libraries)},
         capture_output=True,
         text=True,

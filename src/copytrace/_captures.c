@@ -2,7 +2,7 @@
 
    A capture is a header and a stream of records. The first byte of a record tells what it is, and flags; numbers follow as
    varints, many as the difference from the last of their kind. Stacks are told by what is pushed and popped on each thread.
-   Read is the format of memray 1.20, which numbers it 13, uncompressed; any other is refused. */
+   Read is the format of memray 1.20, which numbers it 13, as it is or packed by LZ4; any other is refused. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { VERSION = 13, COLUMNS = 5, RECENT = 15, MOST_FIXED = 64 };
+enum { VERSION = 13, COLUMNS = 5, RECENT = 15, MOST_FIXED = 64, MOST_AT_ONCE = 1 << 24 };
 enum { FREE = 5, PYMALLOC_FREE = 1, MUNMAP = 15 };
 enum record {
     FILLER = 0,
@@ -105,6 +105,53 @@ static void *append(struct list *list, size_t size) {
     return (char *)list->items + list->count++ * size;
 }
 
+/* --- what is packed by LZ4 ---------------------------------------------------------------------------------------------- */
+
+enum { REACH = 1 << 16 }; /* how far back a block may refer */
+
+struct packed {
+    uint8_t *in, *out; /* a block as it is in the file, and unpacked after the REACH bytes before it */
+    size_t room, before, at, end;
+    int sums;
+};
+
+/* A length that goes on in bytes of 255. */
+static int more_of(const uint8_t *in, size_t size, size_t *at, size_t *length) {
+    uint8_t byte = 255;
+    while (byte == 255) {
+        if (*at >= size)
+            return 0;
+        byte = in[(*at)++];
+        *length += byte;
+    }
+    return 1;
+}
+
+/* Unpacks a block to where `before` bytes precede it; how many bytes that made, -1 when it is damaged. */
+static Py_ssize_t unpack(const uint8_t *in, size_t size, uint8_t *out, size_t before, size_t room) {
+    size_t at = 0, made = 0;
+    while (at < size) {
+        uint8_t token = in[at++];
+        size_t literal = token >> 4, match = (token & 15) + 4;
+        if ((literal == 15 && !more_of(in, size, &at, &literal)) || literal > size - at || literal > room - made)
+            return -1;
+        memcpy(out + made, in + at, literal);
+        at += literal;
+        made += literal;
+        if (at == size)
+            return (Py_ssize_t)made;
+        if (size - at < 2)
+            return -1;
+        size_t back = in[at] | (size_t)in[at + 1] << 8;
+        at += 2;
+        if ((match == 19 && !more_of(in, size, &at, &match)) || match > room - made || !back || back > made + before)
+            return -1;
+        for (; match; match--, made++)
+            out[made] = out[made - back];
+    }
+    return -1;
+}
+
 /* --- the reader --------------------------------------------------------------------------------------------------------- */
 
 struct frame {
@@ -131,8 +178,9 @@ typedef struct {
     int descriptor;
     uint8_t *buffer;
     size_t at, end, room;
-    uint64_t unread; /* bytes of the file that are not in the buffer yet */
-    int native, ended;
+    uint64_t unread; /* bytes of the file that were not read yet */
+    struct packed packed;
+    int native, ended, complete;
     int python_version;
     uint64_t main_thread, skipped, expected, found;
     uint64_t last_thread, last_instruction, last_data, last_native, recent[RECENT];
@@ -154,37 +202,81 @@ static enum outcome no_memory(void) {
     return FAILED;
 }
 
-/* Have `size` bytes in the buffer if the file has as many; false when not. */
-static int have(Reader *reader, size_t size) {
-    if (reader->end - reader->at >= size)
-        return 1;
-    if (size - (reader->end - reader->at) > reader->unread && size != MOST_FIXED)
-        return 0;
-    memmove(reader->buffer, reader->buffer + reader->at, reader->end - reader->at);
-    reader->end -= reader->at;
-    reader->at = 0;
-    if (size > reader->room) {
-        size_t room = 2 * size;
-        uint8_t *wider = PyMem_RawRealloc(reader->buffer, room);
-        if (!wider)
-            return 0;
-        reader->buffer = wider;
-        reader->room = room;
-    }
-    while (reader->end < reader->room && reader->unread) {
-        size_t most = reader->room - reader->end;
-        ssize_t count = read(reader->descriptor, reader->buffer + reader->end,
-                             most < reader->unread ? most : (size_t)reader->unread);
+static size_t read_file(Reader *reader, uint8_t *into, size_t most) {
+    size_t done = 0;
+    while (done < most && reader->unread) {
+        size_t wanted = most - done < reader->unread ? most - done : (size_t)reader->unread;
+        ssize_t count = read(reader->descriptor, into + done, wanted);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0) {
             reader->unread = 0;
             break;
         }
-        reader->end += (size_t)count;
+        done += (size_t)count;
         reader->unread -= (uint64_t)count;
     }
-    return reader->end - reader->at >= size;
+    return done;
+}
+
+static uint32_t read_word(Reader *reader) {
+    uint8_t word[4] = {0};
+    return read_file(reader, word, 4) == 4 ? word[0] | word[1] << 8 | word[2] << 16 | (uint32_t)word[3] << 24 : 0;
+}
+
+/* Unpacks the next block; false at the end, or where it is damaged. */
+static int next_block(Reader *reader) {
+    struct packed *packed = &reader->packed;
+    size_t kept = packed->before + packed->end < REACH ? packed->before + packed->end : REACH;
+    memmove(packed->out + REACH - kept, packed->out + REACH + packed->end - kept, kept);
+    packed->before = kept;
+    packed->at = packed->end = 0;
+    uint32_t word = read_word(reader);
+    size_t size = word & 0x7fffffff;
+    if (!size || size > packed->room)
+        return 0;
+    uint8_t *into = word >> 31 ? packed->out + REACH : packed->in;
+    if (read_file(reader, into, size) < size)
+        return 0;
+    Py_ssize_t made = word >> 31 ? (Py_ssize_t)size : unpack(packed->in, size, packed->out + REACH, kept, packed->room);
+    if (packed->sums)
+        read_word(reader);
+    packed->end = made < 0 ? 0 : (size_t)made;
+    return made > 0;
+}
+
+static size_t read_some(Reader *reader, uint8_t *into, size_t most) {
+    struct packed *packed = &reader->packed;
+    if (!packed->room)
+        return read_file(reader, into, most);
+    if (packed->at == packed->end && !next_block(reader))
+        return 0;
+    size_t count = packed->end - packed->at < most ? packed->end - packed->at : most;
+    memcpy(into, packed->out + REACH + packed->at, count);
+    packed->at += count;
+    return count;
+}
+
+/* Have `size` bytes in the buffer if the capture has as many; false when not. */
+static int have(Reader *reader, size_t size) {
+    if (reader->end - reader->at >= size)
+        return 1;
+    if (size > MOST_AT_ONCE)
+        return 0;
+    memmove(reader->buffer, reader->buffer + reader->at, reader->end - reader->at);
+    reader->end -= reader->at;
+    reader->at = 0;
+    if (size > reader->room) {
+        uint8_t *wider = PyMem_RawRealloc(reader->buffer, 2 * size);
+        if (!wider)
+            return 0;
+        reader->buffer = wider;
+        reader->room = 2 * size;
+    }
+    size_t count = 1;
+    while (reader->end < size && (count = read_some(reader, reader->buffer + reader->end, reader->room - reader->end)))
+        reader->end += count;
+    return reader->end >= size;
 }
 
 static int bytes(Reader *reader, void *into, size_t size) {
@@ -498,6 +590,7 @@ static enum outcome record(Reader *reader, int64_t *row, int64_t smallest, Py_ss
     case TRAILER:
         if (reader->expected && reader->found != reader->expected)
             return damaged("not as many allocations as it says");
+        reader->complete = 1;
         return ENDED;
     case MEMORY:
         return varint(reader, &ignored) && varint(reader, &ignored) ? READ : ENDED;
@@ -537,6 +630,23 @@ static int64_t written(int descriptor) {
         end = begin;
     }
     return 0;
+}
+
+/* Whether what begins here is packed, which the head of the frame tells; -1 when it cannot be unpacked. */
+static int begin_packed(Reader *reader) {
+    uint8_t head[4 + 2 + 8 + 1];
+    if (pread(reader->descriptor, head, 6, 0) < 6 || memcmp(head, "\x04\x22\x4d\x18", 4))
+        return 0;
+    size_t block = (size_t)1 << (8 + 2 * (head[5] >> 4 & 7)), size = head[4] & 8 ? 15 : 7;
+    struct stat status;
+    if (head[4] >> 6 != 1 || head[4] & 1 || block < 1 << 16 || fstat(reader->descriptor, &status))
+        return -1;
+    reader->unread = (uint64_t)status.st_size;
+    reader->packed.sums = head[4] >> 4 & 1;
+    reader->packed.in = PyMem_RawMalloc(block);
+    reader->packed.out = PyMem_RawMalloc(REACH + block);
+    reader->packed.room = block;
+    return reader->packed.in && reader->packed.out && read_file(reader, head, size) == size ? 1 : -1;
 }
 
 static int header(Reader *reader) {
@@ -587,7 +697,7 @@ static PyObject *reader_new(PyTypeObject *type, PyObject *args, PyObject *keywor
         PyErr_NoMemory();
         goto failed;
     }
-    if (!header(reader)) {
+    if (begin_packed(reader) < 0 || !header(reader)) {
         PyErr_SetString(PyExc_NotImplementedError, "no capture of the format that is read here");
         goto failed;
     }
@@ -613,6 +723,8 @@ static void reader_dealloc(Reader *reader) {
         PyMem_RawFree(maps[i]->values);
     }
     PyMem_RawFree(reader->buffer);
+    PyMem_RawFree(reader->packed.in);
+    PyMem_RawFree(reader->packed.out);
     Py_XDECREF(reader->codes);
     Py_XDECREF(reader->images);
     Py_TYPE(reader)->tp_free((PyObject *)reader);
@@ -633,6 +745,8 @@ static PyObject *reader_take(Reader *reader, PyObject *args) {
     int64_t *row = (int64_t *)(void *)PyBytes_AS_STRING(rows);
     while (taken < count && !reader->ended) {
         enum outcome outcome = record(reader, row + taken * COLUMNS, smallest, &taken);
+        if (outcome == ENDED && reader->packed.room && !reader->complete && !PyErr_Occurred())
+            outcome = damaged("cut off"); /* it was packed when it was complete */
         if (outcome == FAILED) {
             Py_DECREF(rows);
             return NULL;

@@ -1,9 +1,8 @@
 """memray's capture files: records of allocations as rows of numbers, and the stacks they were made on.
 
 The extension reads the format of the memray that is required, 25 times as fast as memray's own reader makes objects of
-it, and native frames are named from the symbol tables of their libraries. What it does not know (a compressed capture
-of the script's own, another version) is read by memray itself, whose symbolizer keeps the debug information of all
-libraries.
+it, and native frames are named from the symbol tables of their libraries. Captures of another version are read by
+memray itself, whose symbolizer keeps the debug information of all libraries.
 """
 
 from __future__ import annotations
