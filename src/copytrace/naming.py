@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from copytrace.layers import CARRIERS, IMPORT_MACHINERY, layer_of_module, layer_of_native, permalink
@@ -63,12 +64,21 @@ def by_stack(stack: Sequence[Frame], library_layer: str = "") -> Name | None:
             if site is None and (not primitive or not frame.native) and not _ALLOCATES.search(frame.function):
                 primitive = frame.function
             continue
-        named = site or frame
-        rest = stack[depth:] if site else stack[depth + 1 :]
-        return Name(layer, named, primitive, callers(rest))
+        if site is not None:
+            return Name(layer, site, primitive, callers(stack[depth:]))
+        depth = _at_work(stack, depth)
+        return Name(stack[depth].layer or layer, stack[depth], primitive, callers(stack[depth + 1 :]))
     if site is not None:
         return Name(site.layer, site, primitive, ())
     return None
+
+
+def _at_work(stack: Sequence[Frame], depth: int) -> int:
+    """Where on ``stack`` the function stands that the frame at ``depth`` works for: what a library was built from (C that
+    it brings along, a runtime's generic code) works for the Rust or Cython function of the same shared object.
+    """
+    within = takewhile(lambda at: stack[at].native and stack[at].file == stack[depth].file, range(depth, len(stack)))
+    return next((at for at in within if "." in stack[at].function or is_rust(stack[at])), depth)
 
 
 def imports(frame: Frame) -> bool:
