@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
-LEAST = 16 << 20
+LEAST = 8 << 20
 """Bytes held ahead of a small file; of a larger one a quarter of its size, as memray makes its file a tenth larger at a
 time.
 """
