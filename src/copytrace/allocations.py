@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from copytrace.captures import Capture
+    from copytrace.transfers import MarkTable
 
 _BATCH = 1 << 16
 _MMAP_THRESHOLD = 128 << 10
@@ -78,7 +79,10 @@ def absent(reason: str) -> Allocations:
 
 
 def read(
-    segments: Sequence[Segment], marks: NDArray[Any], cuts: Sequence[int] = (), notes: list[str] | None = None
+    segments: Sequence[Segment],
+    marks: NDArray[Any] | MarkTable,
+    cuts: Sequence[int] = (),
+    notes: list[str] | None = None,
 ) -> Iterator[Allocations]:
     """Read the captures of a session, in order, as one table for each stretch of it: up to each of the sequences
     ``cuts``, at which no span was open, and from the last of them on. A table has what was alive at some moment of its
@@ -152,7 +156,7 @@ def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple
 class _Intake:
     """What was taken in of the stretch that is being read, and what is alive."""
 
-    def __init__(self, marks: NDArray[Any]) -> None:
+    def __init__(self, marks: NDArray[Any] | MarkTable) -> None:
         self.marks = marks
         self.stacks = Stacks()
         self.known_stacks = 0

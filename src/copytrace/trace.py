@@ -106,8 +106,9 @@ class Stored(Sequence[Trace]):
     def __getitem__(self, index: int | slice) -> Trace | Sequence[Trace]:
         if isinstance(index, slice):
             return [self[number] for number in range(self._count)[index]]
+        number = range(self._count)[index]
         with _opened(self.source) as archive:
-            return read(archive, self.source, place_of(range(self._count)[index]))[0]
+            return read(archive, self.source, place_of(number))[0]
 
     def __iter__(self) -> Iterator[Trace]:
         with _opened(self.source) as archive:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import json
 import os
 import threading
+from bisect import bisect_left, bisect_right
+from functools import lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, overload
 
 import numpy as np
 
@@ -229,18 +232,48 @@ class Recorded:
         )
         return transfers, np.concatenate(marks)
 
-    def marks(self) -> NDArray[Any]:
+    def marks(self) -> MarkTable:
         """All marks."""
         if not self._native:
-            return self._marks_alone(0, 1 << 63)
-        raw = (_finished(file, self._counters.row_bits) for _, file in self._segments)
-        marks = [_marks(rows[rows["word"] >> _KIND_SHIFT == _MARK]) for rows in raw]
-        return np.concatenate([np.empty(0, MARK_DTYPE), *marks])
+            return MarkTable([self._marks_alone(0, 1 << 63)].__getitem__, 1)
+        return MarkTable(self._marks_of_segment, len(self._segments))
+
+    def _marks_of_segment(self, number: int) -> NDArray[Any]:
+        raw = _finished(self._segments[number][1], self._counters.row_bits)
+        return _marks(raw[raw["word"] >> _KIND_SHIFT == _MARK])
 
     def _marks_alone(self, first: int, until: int) -> NDArray[Any]:
         marks = _table(self._spool / MARKS, MARK_DTYPE)
         marks = marks[(marks["sequence"] >= first) & (marks["sequence"] < until)]
         return np.sort(marks, order="sequence")
+
+
+class MarkTable:
+    """Rows of ``MARK_DTYPE`` that are in pieces: ``piece`` reads one of ``count``. No more than the last one that was
+    read is kept.
+    """
+
+    def __init__(self, piece: Callable[[int], NDArray[Any]], count: int) -> None:
+        self._piece = lru_cache(1)(piece)
+        self._starts = [0, *accumulate(len(piece(number)) for number in range(count))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> NDArray[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if not isinstance(index, slice):
+            place = range(len(self))[index]
+            return self[place : place + 1][0]
+        first, until, _ = index.indices(len(self))
+        found = [np.empty(0, MARK_DTYPE)]
+        for number in range(bisect_right(self._starts, first) - 1, bisect_left(self._starts, until)):
+            start = self._starts[number]
+            found.append(self._piece(number)[max(first - start, 0) : until - start])
+        return np.concatenate(found)
 
 
 def _finished(file: Path, row_bits: int) -> NDArray[Any]:
