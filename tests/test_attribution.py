@@ -11,6 +11,7 @@ import reportdata
 from copytrace import paths
 from copytrace.attribution import attribute
 from copytrace.model import DESTINATION, INPUT, OUTPUT, Frame, Path, SiteInfo, Step
+from copytrace.naming import by_stack
 from handmade import MAIN, Story
 
 READ = SiteInfo("zarr.core.array.Array.__getitem__", "zarr", "operation", "read")
@@ -700,3 +701,47 @@ def _judgement(steps: list[Step], codecs: tuple[str, ...]) -> tuple[list[int], i
     operation = cast(Any, SimpleNamespace(codecs=codecs, direction="read", store="LocalStore"))
     judged, best = paths._judge(steps, operation)
     return [step.avoidable_bytes for step in judged], best
+
+
+C_LIBRARY, RUST_LIBRARY = "zstd.cpython-312-x86_64-linux-gnu.so", "_zarrista.abi3.so"
+RUST_ENCODE = Frame("zarrs_codec::zstd::encode", RUST_LIBRARY, 0, native=True, layer="zarrs")
+
+
+@pytest.mark.parametrize(
+    ("stack", "told"),
+    [
+        (
+            [
+                Frame("ZSTD_resetCCtx_internal", C_LIBRARY, 0, native=True, layer="numcodecs"),
+                Frame("numcodecs.zstd.compress", C_LIBRARY, 0, native=True, layer="numcodecs"),
+            ],
+            ("numcodecs", "numcodecs.zstd.compress"),
+        ),
+        (
+            [
+                Frame("alloc::raw_vec::RawVecInner::try_allocate_in", RUST_LIBRARY, 0, native=True, layer="zarrista"),
+                RUST_ENCODE,
+            ],
+            ("zarrs", "zarrs_codec::zstd::encode"),
+        ),
+        (
+            [
+                Frame("H5D__chunk_lock", "libhdf5-90e.so", 0, native=True, layer="hdf5"),
+                Frame("h5py.h5d.DatasetID.write", "h5d.so", 0, native=True, layer="h5py"),
+            ],
+            ("hdf5", "H5D__chunk_lock"),
+        ),
+        (
+            [
+                Frame("compress_block", "plain.so", 0, native=True, layer="plain"),
+                Frame("plain.api.save", "plain/api.py", 3, layer="plain"),
+            ],
+            ("plain", "compress_block"),
+        ),
+    ],
+    ids=["bundled C", "a runtime's generic code", "another library's C", "C called from Python"],
+)
+def test_who_works_on_a_native_stack(stack: list[Frame], told: tuple[str, str]) -> None:
+    name = by_stack(stack)
+    assert name is not None
+    assert (name.layer, name.frame.function) == told
