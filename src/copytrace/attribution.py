@@ -250,7 +250,7 @@ class _Attribution:
             if nbytes >= ARENA
         ]
         if self.lost:
-            notes.append(f"{self.lost} moves were lost because the recorder's segments were full")
+            notes.append(f"{self.lost} moves were lost: the files that they are kept in could not grow")
         return Coverage(
             memray="allocations" not in why,
             native=first.native and "allocations" not in why,
