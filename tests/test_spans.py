@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,27 @@ def test_extension_sees_the_same_extents(tmp_path: Path, value: Any) -> None:
         rows = bytes(recorder.seen)
     assert rows[: len(rows) // 2] == rows[len(rows) // 2 :]
     assert len(rows) == 2 * 34 * len(extents(value))
+
+
+@needs_extension
+@pytest.mark.skipif(sys.platform != "linux", reason="memray's stream of allocations is read")
+def test_to_see_an_array_allocates_nothing(tmp_path: Path) -> None:
+    """Each block would be one whose native stack memray takes."""
+    program = """
+    import sys, memray, numpy as np
+    from pathlib import Path
+    from copytrace.recorder import native
+    native.set_mark(lambda span: 0)
+    arrays = [np.zeros((6, 5))[::-2, 1:3], np.zeros(7), np.array(3.0)]
+    with memray.Tracker(sys.argv[1]):
+        for _ in range(1000):
+            for array in arrays:
+                native.see(7, 0, array)
+    print(memray.FileReader(sys.argv[1]).metadata.total_allocations)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "seen.bin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 300
 
 
 @needs_extension

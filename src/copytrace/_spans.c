@@ -50,9 +50,26 @@ typedef struct {
     PyObject *descr;
 } Interface;
 
+/* The same where numpy keeps it, as what is compiled against its C API reads it. To ask for the interface would allocate. */
+typedef struct {
+    PyObject_HEAD PyTypeObject *scalar;
+    char letters[4];
+    int number;
+    uint64_t flags;
+    Py_ssize_t itemsize;
+} Descr;
+typedef struct {
+    PyObject_HEAD void *data;
+    int nd;
+    Py_ssize_t *shape, *strides;
+    PyObject *base;
+    Descr *descr;
+} Array;
+
 static PyTypeObject State_Type, Span_Type, Unstarted_Type;
 static PyObject *parent_span, *span_rows, *seen_rows, *python_extents, *wrappers, *flush, *failed;
 static PyTypeObject *ndarray;
+static int has_fields; /* of Array */
 static PyObject *current_mark;
 static PyObject *state_key, *name_struct, *name_data, *name_throw, *name_close, *name_pop;
 static uint64_t last_span;
@@ -190,9 +207,41 @@ static int write_seen(uint64_t span, int role, int contiguous, uint64_t address,
     return append(SEEN_ROWS, row, at - row);
 }
 
+/* Where an array's data lies; `capsule` is to be released. NULL for an error. */
+static Interface *interface_of(PyObject *array, Interface *fields, PyObject **capsule) {
+    *capsule = NULL;
+    if (has_fields) {
+        Array *of = (Array *)array;
+        *fields = (Interface){
+            .nd = of->nd, .itemsize = (int)of->descr->itemsize, .shape = of->shape, .strides = of->strides, .data = of->data};
+        return fields;
+    }
+    *capsule = PyObject_GetAttr(array, name_struct);
+    return *capsule ? PyCapsule_GetPointer(*capsule, NULL) : NULL;
+}
+
+/* Compares both ways for an array; 1 when they agree, -1 for an error. */
+static int agree(PyObject *array) {
+    if (ndarray->tp_basicsize < (Py_ssize_t)sizeof(Array) ||
+        Py_TYPE(((Array *)array)->descr)->tp_basicsize < (Py_ssize_t)sizeof(Descr))
+        return 0;
+    Interface fields;
+    PyObject *capsule;
+    has_fields = 1;
+    Interface ours = *interface_of(array, &fields, &capsule);
+    has_fields = 0;
+    Interface *theirs = interface_of(array, &fields, &capsule);
+    size_t axes = theirs ? (size_t)theirs->nd * sizeof *theirs->shape : 0;
+    int same = theirs && ours.data == theirs->data && ours.nd == theirs->nd && ours.itemsize == theirs->itemsize &&
+               !memcmp(ours.shape, theirs->shape, axes) && !memcmp(ours.strides, theirs->strides, axes);
+    Py_XDECREF(capsule);
+    return theirs ? same : -1;
+}
+
 static int see_array(uint64_t span, int role, PyObject *array) {
-    PyObject *capsule = PyObject_GetAttr(array, name_struct);
-    Interface *found = capsule ? PyCapsule_GetPointer(capsule, NULL) : NULL;
+    Interface fields;
+    PyObject *capsule;
+    Interface *found = interface_of(array, &fields, &capsule);
     if (!found) {
         Py_XDECREF(capsule);
         return -1;
@@ -205,7 +254,7 @@ static int see_array(uint64_t span, int role, PyObject *array) {
     }
     int64_t extent = high - low + dense;
     uint64_t address = (uint64_t)(uintptr_t)found->data + (uint64_t)low;
-    Py_DECREF(capsule);
+    Py_XDECREF(capsule);
     return size ? write_seen(span, role, extent == size, address, (uint64_t)extent, (uint64_t)size) : 0;
 }
 
@@ -813,15 +862,16 @@ static PyObject *next_span(PyObject *module, PyObject *unused) {
 static PyObject *setup(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *of[7];
-    PyTypeObject *array;
-    if (!PyArg_ParseTuple(args, "OO!O!OO!OOO!", &of[0], &PyByteArray_Type, &of[1], &PyByteArray_Type, &of[2], &of[3], &PyDict_Type,
-                          &of[4], &of[5], &of[6], &PyType_Type, &array))
+    PyObject *array;
+    if (!PyArg_ParseTuple(args, "OO!O!OO!OOO", &of[0], &PyByteArray_Type, &of[1], &PyByteArray_Type, &of[2], &of[3], &PyDict_Type,
+                          &of[4], &of[5], &of[6], &array))
         return NULL;
     PyObject **places[] = {&parent_span, &span_rows, &seen_rows, &python_extents, &wrappers, &flush, &failed};
     for (size_t i = 0; i < 7; i++)
         Py_XSETREF(*places[i], Py_NewRef(of[i]));
-    Py_XSETREF(ndarray, (PyTypeObject *)Py_NewRef(array));
-    Py_RETURN_NONE;
+    Py_XSETREF(ndarray, (PyTypeObject *)Py_NewRef(Py_TYPE(array)));
+    has_fields = agree(array);
+    return none_unless(has_fields < 0);
 }
 
 /* What an earlier session left out is not left out of this one: its ids are at most `muted_before`. */
@@ -846,7 +896,7 @@ static PyObject *outermost_calls(PyObject *module, PyObject *unused) {
 }
 
 static PyMethodDef methods[] = {
-    {"setup", setup, METH_VARARGS, "setup(parent_span, spans, seen, extents, wrappers, flush, failed, ndarray)"},
+    {"setup", setup, METH_VARARGS, "setup(parent_span, spans, seen, extents, wrappers, flush, failed, array): one of the type to look at itself"},
     {"set_mark", set_mark, METH_O, "set_mark(mark or None): record with it, or not at all"},
     {"set_sampling", set_sampling, METH_O, "set_sampling(every): record that one of so many outermost calls, from now on"},
     {"outermost", outermost_calls, METH_NOARGS, "outermost() -> how many there were since"},

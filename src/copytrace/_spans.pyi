@@ -2,6 +2,8 @@ from collections.abc import Buffer, Callable
 from contextvars import ContextVar
 from typing import Any
 
+from numpy.typing import NDArray
+
 class ThreadState:
     ident: int
     current: int
@@ -36,7 +38,7 @@ def setup(
     wrappers: dict[type, Any],
     flush: Callable[[], None],
     failed: Callable[[Exception, str], None],
-    ndarray: type,
+    array: NDArray[Any],
     /,
 ) -> None: ...
 def set_mark(mark: Callable[[int], int] | None, /) -> None: ...
