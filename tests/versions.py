@@ -3,7 +3,7 @@
     python tests/versions.py [NAME...]
 
 Each name is a set of requirements, installed with uv into an environment of its own, or a tool that runs in the same
-process. Prints a line for each; exits with 1 when one failed. Without names all are tried.
+process. What is newest is looked up once a week. Prints a line for each; exits with 1 when one failed. Without names all are tried.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ SETTINGS = {
 
 def attempt(setting: Setting) -> tuple[bool, str]:
     """Whether the tests passed, and pytest's last line or why not."""
-    binaries = environment([*TOOLS, *setting.requirements], cache=cache_directory())
+    newest = not all("==" in requirement for requirement in setting.requirements)
+    week = time.strftime("%G-%V") if newest else ""
+    binaries = environment([*TOOLS, *setting.requirements], cache=cache_directory(), stamp=week)
     with tempfile.TemporaryDirectory() as directory:
         command = [str(binaries / "python"), "-m", *setting.module, "-q", "-p", "no:cacheprovider", *setting.options]
         command += ["--rootdir", str(HERE.parent), "-c", str(HERE.parent / "pyproject.toml")]
