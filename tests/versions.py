@@ -3,7 +3,8 @@
     python tests/versions.py [NAME...]
 
 Each name is a set of requirements, installed with uv into an environment of its own, or a tool that runs in the same
-process. What is newest is looked up once a week. Prints a line for each; exits with 1 when one failed. Without names all are tried.
+process. What is newest is looked up once a week. Prints a line for each; exits with 1 when one failed. Without names
+all are tried.
 """
 
 from __future__ import annotations
