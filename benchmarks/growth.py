@@ -69,7 +69,7 @@ print(json.dumps({"chunks": path.chunks, "copies": path.copies, "spans": report.
 def _python(code: str, *arguments: str) -> dict[str, float]:
     environment = {**os.environ, "TMPDIR": str(Path(arguments[-1]).parent)}
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], check=True, capture_output=True, text=True, env=environment
+        [sys.executable, "-c", code, *arguments], check=True, stdout=subprocess.PIPE, text=True, env=environment
     )
     found: dict[str, float] = json.loads(done.stdout)
     return found

@@ -68,9 +68,10 @@ def assemble(
     cuts = stretches.begins(inside, stretches.LEAST)
     unread: list[str] = []
     blocks = allocations.read(segments, moves.marks(), cuts, unread) if segments else repeat(allocations.absent(reason))
-    standing, placed = _Standing(), cache(_placed)
-    bounds = [opened, *cuts, closed + 1]
-    for number, (first, until) in enumerate(pairwise(bounds)):
+    placed = cache(_placed)
+    standing = _Standing()
+
+    def stretch(number: int, first: int, until: int) -> Trace:
         own = next(blocks)
         if number == len(cuts) and segments:
             next(blocks, None)  # what could not be read is known at its end
@@ -79,7 +80,7 @@ def assemble(
         moved, marks = moves.between(first, until, small=not number)
         used, spans["site"] = _distinct(spans["site"])
         told, spans["attributes"] = _distinct(spans["attributes"])
-        yield Trace(
+        return Trace(
             spans=spans,
             seen=seen,
             marks=standing.before(marks),
@@ -96,6 +97,9 @@ def assemble(
             complete=complete,
             continued=bool(number),
         )
+
+    bounds = pairwise([opened, *cuts, closed + 1])
+    yield from (stretch(number, first, until) for number, (first, until) in enumerate(bounds))
 
 
 def _distinct(column: NDArray[Any]) -> tuple[list[int], NDArray[Any]]:

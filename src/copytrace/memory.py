@@ -216,8 +216,8 @@ def _operations_of_rows(trace: Trace, operations: Operations, located: Located, 
         operation = moved.operation_of[region.id]
         if operation and not region.span:
             left = operations.spans[operation].exit
-            own = (row for row in region.rows if row == region.rows[0] or blocks.enter[row] < left)
-            result[[row for row in own if not result[row]]] = operation
+            inside = (row for row in region.rows if row == region.rows[0] or blocks.enter[row] < left)
+            result[[row for row in inside if not result[row]]] = operation
     own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
     result[own[blocks.stack]] = 0
     return result

@@ -132,18 +132,22 @@ def joined(first: Trace, others: Iterable[Trace]) -> Trace:
     held: list[Trace] = []
     for part in others:
         held.append(part)
-        if part.continued:
-            return replace(first, parts=_stored(chain(held, others)))
+        del part
+        if held[-1].continued:
+            return replace(first, parts=_stored(held, others))
     return replace(first, parts=tuple(held)) if held else first
 
 
-def _stored(parts: Iterable[Trace]) -> Stored:
+def _stored(held: list[Trace], others: Iterator[Trace]) -> Stored:
+    """Put parts into a file, and let go of them: first those that are ``held``."""
     handle, name = tempfile.mkstemp(prefix="copytrace-")
+    count = 0
     try:
         with os.fdopen(handle, "wb") as file, zipfile.ZipFile(file, "w", **_PACKED) as archive:
-            count = 0
-            for count, part in enumerate(parts, 1):
-                write(part, archive, place_of(count - 1))
+            while (part := held.pop(0) if held else next(others, None)) is not None:
+                write(part, archive, place_of(count))
+                count += 1
+                del part
     except BaseException as error:
         os.unlink(name)
         if isinstance(error, OSError):
