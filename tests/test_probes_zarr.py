@@ -292,6 +292,12 @@ class TestOperations:
         assert [span.payload for span in recorded.named("zarr.AsyncArray._set_selection")] == [120]
         assert [span.payload for span in recorded.named("zarr.AsyncArray._get_selection")] == [32]
 
+    def test_field_that_is_not_there_raises_as_without_a_session(self, tmp_path: Path) -> None:
+        z = programs.array(zarr.storage.MemoryStore())
+        with recording(tmp_path) as recorded, pytest.raises(IndexError, match="fields"):
+            z.get_basic_selection(..., fields="b")
+        assert all(span.error for span in recorded.named("zarr.AsyncArray._get_selection"))
+
     @pytest.mark.parametrize("shape", [(0,), (3, 0), ()])
     def test_no_elements_and_no_dimensions(self, tmp_path: Path, shape: tuple[int, ...]) -> None:
         z = zarr.create_array({}, shape=shape, chunks=tuple(max(1, n) for n in shape), dtype="f8", compressors=None)

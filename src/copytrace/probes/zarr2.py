@@ -39,7 +39,7 @@ def _describe(call: Call) -> Mapping[str, Any]:
 
 def _payload(call: Call) -> int:
     dtype, fields = call.instance._dtype, call.get("fields")
-    if isinstance(fields, str) and fields:
+    if isinstance(fields, str) and fields in (dtype.names or ()):
         dtype = dtype[fields]
     return int(prod(call.get("indexer").shape) * dtype.itemsize)
 

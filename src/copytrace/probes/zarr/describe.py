@@ -80,7 +80,7 @@ def selected_bytes(metadata: Any, indexer: Any, fields: Any = None) -> int:
     """Elements of a selection x itemsize of the array's dtype, or of one field of it."""
     dtype = metadata.dtype
     dtype = dtype.to_native_dtype() if hasattr(dtype, "to_native_dtype") else dtype
-    if isinstance(fields, str) and fields:
+    if isinstance(fields, str) and fields in (dtype.names or ()):
         dtype = dtype[fields]
     return int(prod(indexer.shape) * dtype.itemsize)
 
