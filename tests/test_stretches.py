@@ -118,7 +118,7 @@ def test_a_long_trace_is_in_a_file_of_its_own_that_goes_with_it(long_session: co
         parts[len(parts)]
     source = parts.source
     assert source.exists()
-    del parts, long_session.__dict__["_trace"], long_session.__dict__["_loaded"]
+    del parts
     long_session._trace = None
     gc.collect()
     assert not source.exists()

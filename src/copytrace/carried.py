@@ -34,6 +34,8 @@ class Carried:
     """How far that stream was read: blocks born before this place were in an earlier stretch."""
     regions: dict[int, Beginning] = field(default_factory=dict)
     """Blocks that are not the first of their region."""
+    stacks: dict[tuple[Frame, ...], int] = field(default_factory=dict)
+    """The stacks on which those began that are in the stretch at hand, and their places among its stacks."""
     outside: list[tuple[int, int]] = field(default_factory=list)
     """Address and bytes of memory from before the session, in the order in which it was seen."""
     owners: dict[int, int] = field(default_factory=dict)
@@ -48,16 +50,12 @@ class Carried:
         return np.flatnonzero(blocks.born < self.since)
 
     def restored(self, trace: Trace) -> Trace:
-        """A stretch in which each block that continues a region has the stack on which that began."""
+        """A stretch that has the stacks on which regions began, too; ``stacks`` says where."""
         blocks = trace.allocations
-        rows = [row for row in self.earlier(blocks).tolist() if int(blocks.born[row]) in self.regions]
-        if not rows:
-            return trace
-        begun = [self.regions[int(blocks.born[row])].stack for row in rows]
-        added = {frames: number for number, frames in enumerate(dict.fromkeys(begun), len(blocks.stacks))}
-        stack = blocks.stack.copy()
-        stack[rows] = [added[frames] for frames in begun]
-        return replace(trace, allocations=replace(blocks, stack=stack, stacks=(*blocks.stacks, *added)))
+        here = (self.regions.get(born) for born in blocks.born[self.earlier(blocks)].tolist())
+        begun = dict.fromkeys(beginning.stack for beginning in here if beginning is not None)
+        self.stacks = {stack: number for number, stack in enumerate(begun, len(blocks.stacks))}
+        return replace(trace, allocations=replace(blocks, stacks=(*blocks.stacks, *begun)))
 
     def note_regions(self, blocks: Allocations, regions: Iterable[Region]) -> None:
         """Tell the next stretch of the regions that live on in a block that is not their first."""

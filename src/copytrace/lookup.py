@@ -365,6 +365,7 @@ def _make_regions(trace: Trace, carried: Carried) -> tuple[list[Region], NDArray
             key = born
             if begun is not None:
                 key, size, span, enter = begun.key, max(size, begun.nbytes), begun.span, begun.enter
+                stack = carried.stacks[begun.stack]
             alone = native[stack] and not span
             regions.append(Region(len(regions), address, size, [row], span, stack, enter, alone, key))
     return regions, region_of_row
