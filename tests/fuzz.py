@@ -41,7 +41,18 @@ SECONDS = 20
 """The most that one input may take, on a busy machine."""
 MEMORY = 1 << 30
 """Bytes of address space beyond what the process has that reading may ask for."""
-READERS = ("trace", "assemble", "recorder", "pending", "transfers", "objects", "allocations", "report", "reports/json")
+READERS = (
+    "trace",
+    "archive",
+    "assemble",
+    "spool",
+    "pending",
+    "transfers",
+    "objects",
+    "allocations",
+    "report",
+    "reports/json",
+)
 """Modules that what is read goes through."""
 
 NUMBERS = (0, 1, -1, 2, 255, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 10**40, 1e308, 0.5)
@@ -258,7 +269,7 @@ def change_archive(data: bytes, rng: random.Random) -> bytes:
             continue
         if rng.random() < 0.04:
             del members[name]
-        elif name == "trace.json":
+        elif name.endswith("trace.json"):
             members[name] = json.dumps(change_json(json.loads(members[name]), rng)).encode()
         else:
             members[name] = change_column(members[name], rng)
@@ -352,6 +363,7 @@ def crafted() -> dict[str, Callable[[], bytes]]:
         "deep.json": lambda: b'{"schema": "copytrace.report/1", "paths": ' + DEEP,
         "long_number.json": lambda: b'{"schema": "copytrace.report/1", "spans": ' + b"9" * 100_000 + b"}",
         "parts.copytrace": lambda: _header(parts=10**18),
+        "missing_part.copytrace": lambda: _header(parts=1),
         "no_trace.copytrace": lambda: _archive({"../../outside": b"x", "/etc/passwd": b"x"}),
     }
 
