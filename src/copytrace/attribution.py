@@ -79,6 +79,7 @@ class _Attribution:
         self.tasks += tasks.tell(trace, self.ops, copied)
         self._add_to_coverage(stretch, used)
         self.carried.since = max(self.carried.since, trace.allocations.records)
+        del self.trace, self.ops, self.located, self.flow, self.memory
 
     def _add_to_paths(self, stretch: Stretch) -> tuple[dict[int, int], set[int]]:
         """The bytes that each operation copied, by its span, and the identities of the edges on paths."""
