@@ -475,8 +475,9 @@ def test_damaged_leftovers_of_a_child(facts: str, tmp_path: Path) -> None:
     place = tmp_path / "01-2"
     place.mkdir()
     (place / "process.json").write_text(facts)
-    parts, (process,) = follow.collect(tmp_path)
-    assert parts == ()
+    untraced: list[Process] = []
+    assert list(follow.collect(tmp_path, untraced)) == []
+    (process,) = untraced
     assert process.status == "untraced"
     assert str(tmp_path) not in process.reason
 
