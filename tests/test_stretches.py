@@ -25,6 +25,7 @@ from copytrace.processes import own_of_each
 from copytrace.spool import Lines, Table
 from copytrace.trace import LoadedTrace, Stored
 from stretched import DATA, PROGRAMS, memory, recorded, resolve_all
+from test_processes import SIZE, run, work
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from copytrace.model import Trace
     from copytrace.report import Report
 
+OUT = "out.copytrace"
 OPTIONS: dict[str, dict[str, Any]] = {"all": {}, "no hook": {"transfers": False}, "no memray": {"memray": False}}
 
 
@@ -217,6 +219,41 @@ def test_processes_have_stretches_of_their_own(long_session: copytrace.Session) 
         assert [(share.operations, share.copied_bytes) for share in two.processes] == [
             (one.operations, one.copied_bytes)
         ] * 2
+
+
+CHILDREN = """
+from copytrace import stretches
+stretches.LEAST = 3
+
+def several(k):
+    for _ in range(k):
+        copies(2)
+
+if __name__ == "__main__":
+    several(5)
+    child = multiprocessing.get_context("fork").Process(target=several, args=(4,), name="child")
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_followed_process_has_stretches(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, CHILDREN)
+    assert work(report) == {"main": [(5, 10)], "child": [(4, 8)]}
+    own, childs = ([part.continued for part in each] for each in own_of_each(copytrace.load(tmp_path / OUT).trace))
+    assert own == [False, True, True, True, True]
+    assert childs == [False, True, True, True]
+    assert report.coverage.processes[1].kind == "forked"
+
+
+def test_a_run_has_stretches(tmp_path: Path) -> None:
+    report, _ = run(tmp_path, CHILDREN.partition("    child =")[0], follow=False)
+    (path,) = report.paths
+    assert (path.operations, path.copied_bytes, path.processes) == (5, 10 * SIZE, ())
+    assert report.spans == 15
+    assert report.coverage.processes == ()
+    assert len(copytrace.load(tmp_path / OUT).trace.parts) == 4
 
 
 # --- where it is cut -------------------------------------------------------------------------------------------------
