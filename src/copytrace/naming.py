@@ -74,8 +74,8 @@ def by_stack(stack: Sequence[Frame], library_layer: str = "") -> Name | None:
 
 
 def _at_work(stack: Sequence[Frame], depth: int) -> int:
-    """Where on ``stack`` the function stands that the frame at ``depth`` works for: what a library was built from (C that
-    it brings along, a runtime's generic code) works for the Rust or Cython function of the same shared object.
+    """Where on ``stack`` the function stands that the frame at ``depth`` works for: what a library was built from (C
+    that it brings along, a runtime's generic code) works for the Rust or Cython function of the same shared object.
     """
     within = takewhile(lambda at: stack[at].native and stack[at].file == stack[depth].file, range(depth, len(stack)))
     return next((at for at in within if "." in stack[at].function or is_rust(stack[at])), depth)
