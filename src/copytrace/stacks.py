@@ -14,7 +14,7 @@ from copytrace.places import OWN_FILE, relative
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from copytrace.captures import Capture, Stack
+    from copytrace.captures import Capture, Entry, Stack
 
 _MUCH = 64 << 10
 _MUCH_FOR_AN_IMPORT = 1 << 20
@@ -76,7 +76,7 @@ class Stacks:
 
 def named(stack: Stack) -> tuple[Frame, ...]:
     """A stack as frames: Python ones, and native ones down to where they only run the interpreter. Callbacks of
-    ``sys.monitoring`` have no Python frame in memray's stacks.
+    ``sys.monitoring`` have no Python frame in memray's stacks, nor has our extension.
     """
     python, mixed = stack
     if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
@@ -91,8 +91,13 @@ def named(stack: Stack) -> tuple[Frame, ...]:
                 frames.append(python_frame(*entry[:3]))
         else:
             frame = native_frame(*entry)
-            if innermost and "call_instrumentation" in frame.function:
+            if innermost and ("call_instrumentation" in entry[0] or _keeps_rows(entry)):
                 return OWN_STACK
             if frame.layer or (innermost and not frame.function.startswith("+")):
                 frames.append(frame)
     return tuple(frames)
+
+
+def _keeps_rows(entry: Entry) -> bool:
+    """Whether a native frame is our own extension's at work on its rows, not on a call of what it stands in for."""
+    return entry[0].startswith("append_to") and relative(entry[3])[1] == "own"
