@@ -227,7 +227,7 @@ class _Attribution:
             if not table.recorded:
                 self.unrecorded.setdefault(what, table.reason)
         for row in self.memory.pools:
-            name = stretch.namer.region(self.located.regions[self.memory.region_of(row)], 0)
+            name = stretch.namer.region(self.located.regions[self.memory.regions_of[row]], 0)
             self.pools[name.layer if name else UNKNOWN] += int(trace.allocations.size[row])
 
     def _coverage(self, paths: Sequence[Path]) -> Coverage:

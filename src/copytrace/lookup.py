@@ -347,25 +347,35 @@ def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list
 def _make_regions(trace: Trace, carried: Carried) -> tuple[list[Region], NDArray[np.int64]]:
     """The regions of all allocations, and which of them each is of."""
     blocks = trace.allocations
-    regions: list[Region] = []
+    native = np.array([all(frame.native for frame in stack) for stack in blocks.stacks] or [False])
+    goes_on = (blocks.previous >= 0) & ~blocks.moved
+    first = np.flatnonzero(~goes_on)
+    names = ("address", "size", "span", "stack", "enter", "born")
+    columns = (in_turn(getattr(blocks, name)[first]) for name in names)
+    alone = in_turn(native[blocks.stack[first]] & (blocks.span[first] == 0))
+    regions = [
+        Region(number, address, size, [row], span, stack, enter, without_python, born)
+        for number, (row, without_python, address, size, span, stack, enter, born) in enumerate(
+            zip(in_turn(first), alone, *columns, strict=True)
+        )
+    ]
     region_of_row = np.full(len(blocks.address), -1, np.int64)
-    native = [all(frame.native for frame in stack) for stack in blocks.stacks]
-    names = ("address", "size", "previous", "moved", "span", "stack", "enter", "born")
-    columns = (in_turn(getattr(blocks, name)) for name in names)
-    for row, (address, size, previous, moved, span, stack, enter, born) in enumerate(zip(*columns, strict=True)):
-        known = region_of_row[previous] if previous >= 0 and not moved else -1
-        if known >= 0:
-            region = regions[known]
-            region.rows.append(row)
-            region.nbytes = max(region.nbytes, size)
-            region_of_row[row] = known
-        else:
-            region_of_row[row] = len(regions)
-            begun = carried.regions.get(born)
-            key = born
-            if begun is not None:
-                key, size, span, enter = begun.key, max(size, begun.nbytes), begun.span, begun.enter
-                stack = carried.stacks[begun.stack]
-            alone = native[stack] and not span
-            regions.append(Region(len(regions), address, size, [row], span, stack, enter, alone, key))
+    region_of_row[first] = np.arange(len(first))
+    for row in np.flatnonzero(goes_on).tolist():
+        number = int(region_of_row[blocks.previous[row]])
+        regions[number].rows.append(row)
+        regions[number].nbytes = max(regions[number].nbytes, int(blocks.size[row]))
+        region_of_row[row] = number
+    begun = np.isin(blocks.born[first], np.array(list(carried.regions), np.uint64))
+    for number in np.flatnonzero(begun).tolist():
+        _continue(regions[number], carried, native)
     return regions, region_of_row
+
+
+def _continue(region: Region, carried: Carried, native: NDArray[np.bool_]) -> None:
+    """Give a region that began in an earlier stretch what it began with."""
+    beginning = carried.regions[region.key]
+    region.key, region.span, region.enter = beginning.key, beginning.span, beginning.enter
+    region.nbytes = max(region.nbytes, beginning.nbytes)
+    region.stack = carried.stacks[beginning.stack]
+    region.native = bool(native[region.stack]) and not region.span

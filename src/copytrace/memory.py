@@ -59,6 +59,7 @@ class Memory:
         for row, place in zip(earlier.tolist(), born, strict=True):
             self.operation_of_row[row] = carried.owners.get(place, 0)
         self.owners: list[int] = self.operation_of_row.tolist()
+        self.regions_of: list[int] = located.region_of_row.tolist()
         self.is_lasting = outlives(self.blocks)
         self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
@@ -127,10 +128,6 @@ class Memory:
     def is_imported(self, region: Region) -> bool:
         """Whether an import allocated a region."""
         return bool(region.rows) and bool(self._importing[region.stack])
-
-    def region_of(self, row: int) -> int:
-        """The region of a row."""
-        return int(self.located.region_of_row[row])
 
     def lives(self, regions: Iterable[int]) -> tuple[list[float], dict[int, float]] | None:
         """For how many nanoseconds regions were kept, and of those that outlive the stretch, by key, since when they

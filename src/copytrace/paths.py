@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from copytrace import operations
 from copytrace.answerable import answered_for
 from copytrace.layers import project_of
@@ -19,7 +21,6 @@ from copytrace.naming import UNKNOWN, Name, reference
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from copytrace.flow import Edge
@@ -207,10 +208,14 @@ class PathSums:
         self._add_steps(stretch, edges, roles)
         rows = stretch.memory.rows_of(self.holders)
         fresh = rows[stretch.trace.allocations.born[rows] >= stretch.since]
+        of_stack: dict[int, _Temporaries] = {}
         for (number, _), nbytes in self._temporary(stretch, fresh.tolist()).items():
             self.placed += 1
             region = stretch.located.regions[number]
-            self._as_temporary(stretch, region, operation, self.temporaries).add(nbytes, self.placed)
+            alike = of_stack.get(region.stack)
+            if alike is None:
+                alike = of_stack[region.stack] = self._as_temporary(stretch, region, operation, self.temporaries)
+            alike.add(nbytes, self.placed)
         if len(rows):
             self._rise(stretch, rows, group)
         largest = max(group, key=lambda op: op.payload)
@@ -269,14 +274,17 @@ class PathSums:
             sums.destinations.add({regions[e.destination].key for e in same if e.destination is not None})
             sums.lived(stretch.memory.lives(e.destination for e in same if e.destination is not None))
 
-    def _temporary(self, stretch: Stretch, rows: Iterable[int]) -> dict[tuple[int, int], int]:
+    def _temporary(self, stretch: Stretch, rows: Sequence[int]) -> dict[tuple[int, int], int]:
         """The bytes of each region of ``rows`` that is on the way of no payload, by region and operation."""
-        memory, size, found = stretch.memory, stretch.trace.allocations.size, dict[tuple[int, int], int]()
-        for row in rows:
-            number = memory.region_of(row)
-            if stretch.located.regions[number].key not in self.known:
-                place = number, memory.owners[row]
-                found[place] = max(found.get(place, 0), int(size[row]))
+        regions, regions_of, owners = stretch.located.regions, stretch.memory.regions_of, stretch.memory.owners
+        found: dict[tuple[int, int], int] = {}
+        sizes = stretch.trace.allocations.size[np.array(rows, np.int64)].tolist()
+        for row, nbytes in zip(rows, sizes, strict=True):
+            number = regions_of[row]
+            if regions[number].key not in self.known:
+                place = number, owners[row]
+                if nbytes > found.get(place, 0):
+                    found[place] = nbytes
         return found
 
     def _as_temporary(
@@ -290,7 +298,7 @@ class PathSums:
         memory, located, operation = stretch.memory, stretch.located, group[0].root.id
 
         def known(row: int) -> _Known | None:
-            return self.known.get(located.regions[memory.region_of(row)].key)
+            return self.known.get(located.regions[memory.regions_of[row]].key)
 
         self.sites |= memory.sites_of(group)
         high = memory.high_water(rows, group, self.sites)
@@ -302,8 +310,10 @@ class PathSums:
         set_up = _known_for(stretch, high.set_up, operation)
         for (number, _), nbytes in self._temporary(stretch, set_up).items():
             self._as_temporary(stretch, located.regions[number], operation, peak.set_up).add(nbytes, 0)
-        held = self._temporary(stretch, (*rows.tolist(), *set_up))
-        for row in (*high.alive, *set_up):
+        there = [*high.alive, *set_up]
+        numbers = {memory.regions_of[row] for row in there}
+        held = self._temporary(stretch, [row for number in numbers for row in located.regions[number].rows])
+        for row in there:
             size, on_path = int(stretch.trace.allocations.size[row]), known(row)
             if on_path is None or on_path.role == "extra":
                 peak.extra += size
@@ -311,7 +321,7 @@ class PathSums:
                 for group_of in on_path.groups.values():
                     peak.of[group_of.key] += size
             else:
-                number = memory.region_of(row)
+                number = memory.regions_of[row]
                 key = _described(stretch, located.regions[number], "temporary", operation)[0]
                 peak.temporary[key, held[number, memory.owners[row]]] += size
                 peak.together[key.function] += size
@@ -446,7 +456,7 @@ def _known_for(stretch: Stretch, rows: Sequence[int], operation: int) -> list[in
     held: Counter[str] = Counter()
     named: dict[int, str] = {}
     for row in rows:
-        name = stretch.namer.region(stretch.located.regions[stretch.memory.region_of(row)], operation)
+        name = stretch.namer.region(stretch.located.regions[stretch.memory.regions_of[row]], operation)
         if name is not None:
             named[row] = name.frame.function
             held[named[row]] += int(stretch.trace.allocations.size[row])
