@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -98,6 +99,13 @@ def test_a_session_in_stretches(spool: Path, batch: int, monkeypatch: pytest.Mon
         assert np.array_equal(stretch.born[stretch.previous[linked]], whole.born[before])
         begun = stretch.records
     assert begun == whole.records
+
+
+def test_the_garbage_collector_is_on_between_stretches(spool: Path) -> None:
+    marks = transfers.read(spool)[1]
+    tables = allocations.read([Segment(spool / "memray-1.bin", 0, True)], marks, [int(marks["sequence"][len(marks) // 2])])
+    assert next(tables).records > 0
+    assert gc.isenabled()
 
 
 def test_a_growing_block_is_one_chain(spool: Path) -> None:

@@ -92,9 +92,13 @@ def read(
     """
     unread: list[str] = []
     intake = _Intake(marks)
-    with no_collection():
-        for table in _stretches(intake, segments, cuts, unread):
-            yield table if len(unread) < len(segments) else absent("; ".join(unread) or "no memray capture")
+    tables = _stretches(intake, segments, cuts, unread)
+    while True:
+        with no_collection():  # not while whoever asked is at work
+            table = next(tables, None)
+        if table is None:
+            break
+        yield table if len(unread) < len(segments) else absent("; ".join(unread) or "no memray capture")
     if notes is not None:
         notes += unread
 
