@@ -103,7 +103,8 @@ def test_a_session_in_stretches(spool: Path, batch: int, monkeypatch: pytest.Mon
 
 def test_the_garbage_collector_is_on_between_stretches(spool: Path) -> None:
     marks = transfers.read(spool)[1]
-    tables = allocations.read([Segment(spool / "memray-1.bin", 0, True)], marks, [int(marks["sequence"][len(marks) // 2])])
+    cut = int(marks["sequence"][len(marks) // 2])
+    tables = allocations.read([Segment(spool / "memray-1.bin", 0, True)], marks, [cut])
     assert next(tables).records > 0
     assert gc.isenabled()
 
