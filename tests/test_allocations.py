@@ -12,8 +12,8 @@ import pytest
 
 import copytrace
 from copytrace import allocations, transfers
-from copytrace.allocations import Segment, match_marks
-from copytrace.model import MARK_PERIOD
+from copytrace.allocations import Segment, first_ahead, match_marks, number_marks
+from copytrace.model import MARK_COUNT, MARK_PERIOD
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,3 +146,27 @@ def test_marks_among_blocks_of_their_size(
 ) -> None:
     position, index = match_marks(np.array(residues, np.int64), following, total)
     assert list(zip(position.tolist(), index.tolist(), strict=True)) == marks
+
+
+@pytest.mark.parametrize(
+    ("numbers", "following"),
+    [([], 0), ([0, 1, 2], 0), ([5, 6, 9], 2), ([MARK_COUNT - 1, MARK_COUNT, MARK_COUNT + 7], 3), ([1 << 21], 1 << 21)],
+)
+def test_unmappings_say_which_marks_they_are(numbers: list[int], following: int) -> None:
+    sizes = 1 + np.array(numbers, np.int64) % MARK_COUNT
+    assert number_marks(sizes, following).tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("residues", "following", "ahead"),
+    [
+        ([], 5, 0),
+        ([5, 6, 7], 5, 0),
+        ([9, 10], 5, 4),
+        ([500, 9, 10, 11], 5, 4),
+        ([MARK_PERIOD - 1, 0], MARK_PERIOD - 3, 2),
+        ([9], 5, 0),
+    ],
+)
+def test_a_capture_begins_after_marks_that_it_has_not(residues: list[int], following: int, ahead: int) -> None:
+    assert first_ahead(np.array(residues, np.int64), following) == ahead

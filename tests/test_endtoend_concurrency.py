@@ -241,3 +241,49 @@ def test_two_calls_of_obstore_at_once_from_two_threads(tmp_path: Path) -> None:
         assert [(step.kind, step.bytes, step.layer) for step in path.steps if step.kind in COPY_KINDS] == [
             ("copy", path.payload_bytes, "user")
         ]
+
+
+@pytest.mark.parametrize("extension", [True, False], ids=["extension", "no extension"])
+def test_captures_that_change_while_threads_copy(
+    extension: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script's own tracker, opened again and again: every block that was recorded is in the span that made it."""
+    memray = pytest.importorskip("memray", reason="memray is not installed")
+    if not extension:
+        monkeypatch.setenv("COPYTRACE_NO_EXTENSION", "1")
+    done = threading.Event()
+    copied = dict.fromkeys(range(3), 0)
+
+    def work(number: int) -> None:
+        source = bytes_of[A][number:].tobytes()
+        while not done.is_set():
+            with copytrace.operation("work", payload_bytes=len(source)):
+                bytearray(source)
+            copied[number] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in copied]
+    with copytrace.session(native=False) as session:
+        for thread in threads:
+            thread.start()
+        for number in range(5):
+            with memray.Tracker(tmp_path / f"{number}.bin"):
+                done.wait(0.02)
+            done.wait(0.02)
+        done.set()
+        for thread in threads:
+            thread.join()
+    trace = session.trace
+    payloads = {int(row["id"]): int(row["payload"]) for row in trace.spans if row["payload"]}
+    operation_of = {int(row["id"]): int(row["parent"] or row["id"]) for row in trace.spans}
+    assert len(payloads) == sum(copied.values())
+    blocks = trace.allocations
+    rows = np.flatnonzero((blocks.size >= A - 2) & (blocks.size <= A + 1) & np.isin(blocks.span, list(operation_of)))
+    rows = rows[[operation_of[span] in payloads for span in blocks.span[rows].tolist()]]
+    made = [payloads.pop(operation_of[span]) for span in blocks.span[rows].tolist()]
+    assert [payload + 1 for payload in made] == blocks.size[rows].tolist(), "one each, of its own thread's size"
+    (note,) = [note for note in session.report.coverage.notes if "one memray capture ended" in note] or ["0"]
+    assert len(payloads) <= int(note.split()[0])
+    assert len(made) > len(payloads)
+    if HOOKED and extension:
+        (path,) = session.report.paths
+        assert path.copied_bytes == path.payload_bytes

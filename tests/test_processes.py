@@ -280,8 +280,7 @@ def test_forks_while_threads_run(tmp_path: Path) -> None:
     found = work(report, most=float("inf"))  # what is freed while captures change seems to live on
     assert found["forked child"] == [(1, 3)] * 6
     ((operations, copied),) = found["main"]
-    assert operations - 2 <= copied <= operations  # nor is known what is allocated while captures change
-    assert copied > 0
+    assert operations == copied > 0
     assert set(statuses(report).values()) == {"complete"}
 
 

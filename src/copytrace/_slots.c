@@ -189,7 +189,7 @@ static int begins(const char *text, const char *prefix) {
 
 /* Ourselves, what is below the hooks, and memray's own traffic. */
 static int is_skipped(const char *path, const struct view *view) {
-    static const char *const names[] = {"libc.so.", "ld-linux", "ld-musl", "linux-vdso", "_memray."};
+    static const char *const names[] = {"libc.so.", "ld-linux", "ld-musl", "linux-vdso", "_memray.", "_spans."};
     static const char memray_libraries[] = "/memray.libs/";
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     size_t tail = sizeof memray_libraries - 1;

@@ -5,12 +5,15 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define BLOCK (1 << 16)
+#define ROOM (2 * BLOCK)
 #define MOST_HELD (1 << 22)
 #define FIRST_AREA 4096
 #define AREA (1 << 17)
@@ -178,14 +181,23 @@ static void mirror(int file, uint64_t written, Py_ssize_t held, const char *byte
     __atomic_store_n(&words[file], written << SHIFT | (uint64_t)(held + size), __ATOMIC_RELEASE);
 }
 
+/* How many bytes it can hold where it is. */
+static Py_ssize_t room_of(PyObject *rows) {
+    PyByteArrayObject *of = (PyByteArrayObject *)rows;
+    return of->ob_bytes ? of->ob_alloc - (of->ob_start - of->ob_bytes) - 1 : 0;
+}
+
 /* Not built into others: by its name a block is known for our own, see stacks.py. */
 __attribute__((noinline)) static int append_to(PyObject *rows, int file, const char *row, Py_ssize_t size) {
     Py_ssize_t length = PyByteArray_GET_SIZE(rows);
     if (length >= MOST_HELD)
         return 0;
-    if (PyByteArray_Resize(rows, length + size))
+    if (room_of(rows) < length + size ? PyByteArray_Resize(rows, length + size) : 0)
         return -1;
-    memcpy(PyByteArray_AS_STRING(rows) + length, row, (size_t)size);
+    Py_SET_SIZE(rows, length + size);
+    char *end = PyByteArray_AS_STRING(rows) + length;
+    memcpy(end, row, (size_t)size);
+    end[size] = 0;
     if (pending.obj)
         mirror(file, ((uint64_t *)pending.buf)[file] >> SHIFT, length, row, size);
     return 0;
@@ -852,7 +864,52 @@ static PyObject *settle(PyObject *module, PyObject *args) {
     char *bytes = PyByteArray_AS_STRING(rows);
     memmove(bytes, bytes + count, (size_t)rest);
     mirror(file, (((uint64_t *)pending.buf)[file] >> SHIFT) + (uint64_t)count, 0, bytes, rest < AREA ? rest : AREA);
-    return none_unless(PyByteArray_Resize(rows, rest));
+    Py_SET_SIZE(rows, rest);
+    Py_RETURN_NONE;
+}
+
+/* What grows in a span of the user's would be taken for a block of the user's. */
+static PyObject *reserve(PyObject *module, PyObject *rows) {
+    (void)module;
+    if (!PyByteArray_CheckExact(rows)) {
+        PyErr_SetString(PyExc_TypeError, "reserve(rows): not a bytearray");
+        return NULL;
+    }
+    Py_ssize_t held = PyByteArray_GET_SIZE(rows);
+    if (room_of(rows) < ROOM && PyByteArray_Resize(rows, ROOM))
+        return NULL;
+    Py_SET_SIZE(rows, held);
+    Py_RETURN_NONE;
+}
+
+/* Neither allocates nor lets the hooks see it: what is written is no copy of the user's. Only one at a time. */
+static PyObject *write_some(PyObject *module, PyObject *args) {
+    (void)module;
+    static char block[BLOCK];
+    int descriptor;
+    Py_ssize_t start;
+    PyObject *rows;
+    if (!PyArg_ParseTuple(args, "iO!n", &descriptor, &PyByteArray_Type, &rows, &start))
+        return NULL;
+    Py_ssize_t left = PyByteArray_GET_SIZE(rows) - start;
+    if (start < 0 || left < 0) {
+        PyErr_SetString(PyExc_ValueError, "write_some(descriptor, rows, start)");
+        return NULL;
+    }
+    size_t size = (size_t)(left < BLOCK ? left : BLOCK);
+    memcpy(block, PyByteArray_AS_STRING(rows) + start, size);
+    for (;;) {
+        ssize_t written;
+        Py_BEGIN_ALLOW_THREADS
+        written = write(descriptor, block, size);
+        Py_END_ALLOW_THREADS
+        if (written >= 0)
+            return PyLong_FromSsize_t(written);
+        if (errno != EINTR)
+            return PyErr_SetFromErrno(PyExc_OSError);
+        if (PyErr_CheckSignals())
+            return NULL;
+    }
 }
 
 static PyObject *next_span(PyObject *module, PyObject *unused) {
@@ -903,6 +960,8 @@ static PyMethodDef methods[] = {
     {"outermost", outermost_calls, METH_NOARGS, "outermost() -> how many there were since"},
     {"set_pending", set_pending, METH_O, "set_pending(memory or None): mirror rows in it, see pending.py"},
     {"add", add, METH_VARARGS, "add(file, rows, row): append a row and mirror it"},
+    {"reserve", reserve, METH_O, "reserve(rows): make room in an empty one for what is held until it is written"},
+    {"write_some", write_some, METH_VARARGS, "write_some(descriptor, rows, start) -> how many bytes of rows were written"},
     {"settle", settle, METH_VARARGS, "settle(file, rows, count): the first count bytes of rows were written"},
     {"state", state, METH_NOARGS, "state() -> the calling thread's ThreadState"},
     {"next_span", next_span, METH_NOARGS, "next_span() -> an id that was never given before"},

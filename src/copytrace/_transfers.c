@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-enum { MARK_BASE = 11003, MARK_PERIOD = 1024, MARK_ADDRESS = 8, SETTLE_ROUNDS = 20 };
+enum { MARK_ADDRESS = 8, MARK_COUNT = 1 << 20, SETTLE_ROUNDS = 20 };
 
 static enum { IDLE, OPEN, CLOSING } state;
 static int hooking;      /* the session records moves */
@@ -105,7 +105,7 @@ static PyObject *mark(PyObject *module, PyObject *argument) {
         return PyLong_FromUnsignedLongLong(copytrace_sequence());
     if (markers) { /* memray notes the end of a mapping before the kernel refuses it, and takes no stack for that */
         int error = errno;
-        munmap((void *)MARK_ADDRESS, MARK_BASE + count % MARK_PERIOD);
+        munmap((void *)MARK_ADDRESS, 1 + count % MARK_COUNT);
         errno = error;
     }
     return PyLong_FromUnsignedLongLong(sequence);
@@ -117,17 +117,12 @@ static PyObject *set_markers(PyObject *module, PyObject *on) {
     if (value < 0)
         return NULL;
     markers = value;
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(copytrace_marks());
 }
 
 static PyObject *sequence(PyObject *module, PyObject *unused) {
     (void)module, (void)unused;
     return PyLong_FromUnsignedLongLong(copytrace_sequence());
-}
-
-static PyObject *marks(PyObject *module, PyObject *unused) {
-    (void)module, (void)unused;
-    return PyLong_FromUnsignedLongLong(copytrace_marks());
 }
 
 static void append_slot(void *list, const char *object, const char *symbol, uintptr_t address, uintptr_t value) {
@@ -155,9 +150,8 @@ static PyMethodDef methods[] = {
      "start(directory, moves=True, min_bytes=4096, row_bits=15, segments=65536) -> slots patched"},
     {"stop", stop, METH_NOARGS, "stop() -> {moves, lost, marks, lost_marks, slots}"},
     {"mark", mark, METH_O, "mark(span) -> its sequence"},
-    {"set_markers", set_markers, METH_O, "set_markers(on): marks also unmap what nobody can have mapped"},
+    {"set_markers", set_markers, METH_O, "set_markers(on) -> how many marks there were: the next also unmap what nobody can have mapped"},
     {"sequence", sequence, METH_NOARGS, "sequence() -> the last one taken"},
-    {"marks", marks, METH_NOARGS, "marks() -> how many there were"},
     {"slots", slots, METH_NOARGS, "slots() -> [(object, symbol, address, value)] as they are now"},
     {NULL, NULL, 0, NULL},
 };

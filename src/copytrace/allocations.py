@@ -16,7 +16,7 @@ import numpy as np
 
 from copytrace.captures import FREE, MALLOC, MUNMAP, REALLOC, SMALLEST, is_end, open_capture
 from copytrace.collecting import no_collection
-from copytrace.model import MARK_ADDRESS, MARK_BASE, MARK_PERIOD, Allocations
+from copytrace.model import MARK_ADDRESS, MARK_BASE, MARK_COUNT, MARK_PERIOD, Allocations
 from copytrace.stacks import Stacks
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _LIFE_DTYPE = np.dtype(
 
 
 class Segment(NamedTuple):
-    """One capture file of a session. ``first_mark`` is how many marks had been made when it began."""
+    """One capture file of a session. ``first_mark`` is how many marks there were before those that it may have."""
 
     path: Path
     first_mark: int
@@ -101,6 +101,11 @@ def read(
         yield table if len(unread) < len(segments) else absent("; ".join(unread) or "no memray capture")
     if notes is not None:
         notes += unread
+        if intake.unseen:
+            notes.append(
+                f"{intake.unseen} calls began or ended while one memray capture ended and the next began: "
+                "what they allocated then was not recorded"
+            )
 
 
 def _stretches(
@@ -138,8 +143,20 @@ def spans_of(sequence: NDArray[np.uint64], thread: NDArray[np.uint64], marks: ND
     return result
 
 
+def number_marks(size: NDArray[np.int64], following: int) -> NDArray[np.int64]:
+    """Which marks unmapped these sizes, in order: the first is ``following`` or comes after it."""
+    numbers = size - 1
+    return following - 1 + np.cumsum(np.diff(numbers, prepend=following - 1) % MARK_COUNT)
+
+
+def first_ahead(residue: NDArray[np.int64], following: int) -> int:
+    """By how many marks the first of a capture comes after ``following``: two in a row are no other allocations."""
+    rows = np.flatnonzero(np.diff(residue) % MARK_PERIOD == 1)
+    return int(residue[rows[0]] - following) % MARK_PERIOD if len(rows) else 0
+
+
 def match_marks(residue: NDArray[np.int64], following: int, total: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which records that have the size of a mark are marks, and which marks: those from ``following`` on.
+    """Which allocations that have the size of a mark are marks, and which marks: those from ``following`` on.
 
     ``residue`` is how much each is larger than :data:`copytrace.model.MARK_BASE`; there are ``total`` marks.
     """
@@ -170,6 +187,14 @@ class _Intake:
         self.ended: list[NDArray[Any]] = []
         self.alive = np.zeros(0, _LIFE_DTYPE)
         self.threads: dict[int, int] = {}
+        self.unmapped = False
+        """Whether marks unmap."""
+        self.following = self.reached = 0
+        """How many marks there were before the next that may come, and up to the last that came."""
+        self.aligned = False
+        """Whether one came in this capture."""
+        self.unseen = 0
+        """How many marks fell between two captures."""
         self.sequence = 0
         self.last = np.zeros((1, 5), np.int64)
         self.last_ended = np.zeros(1, _LIFE_DTYPE)
@@ -178,23 +203,38 @@ class _Intake:
         """Begin with the next capture."""
         self.thread_base = number << 32
         self.following = segment.first_mark
+        self.aligned = False
         self.stack_base = self.known_stacks
         self.stacks.begin(self.stack_base, capture, native=segment.native)
 
     def place(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         """Where the marks are among the next records, and the sequence at each record."""
         thread, size = rows[:, 0] + self.thread_base, rows[:, 2]
-        made = (rows[:, 3] == MALLOC) | ((rows[:, 3] == MUNMAP) & (rows[:, 1] == MARK_ADDRESS))
-        candidate = np.flatnonzero(made & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD))
-        chosen, index = match_marks(size[candidate] - MARK_BASE, self.following, len(self.marks))
-        position = candidate[chosen]
+        position = np.flatnonzero((rows[:, 3] == MUNMAP) & (rows[:, 1] == MARK_ADDRESS))
+        self.unmapped |= len(position) > 0
+        if self.unmapped:
+            index = number_marks(size[position], self.following)
+            index = index[index < len(self.marks)]
+            position = position[: len(index)]
+        else:
+            made = (rows[:, 3] == MALLOC) & (size >= MARK_BASE) & (size < MARK_BASE + MARK_PERIOD)
+            position = np.flatnonzero(made)
+            residue = size[position] - MARK_BASE
+            if not self.aligned:
+                self.following += first_ahead(residue, self.following)
+            chosen, index = match_marks(residue, self.following, len(self.marks))
+            position = position[chosen]
         sequence = np.zeros(len(size), np.uint64)
         if len(index):
-            marks = self.marks[int(index[0]) : int(index[-1]) + 1]
-            sequence[position] = marks["sequence"][index - index[0]]
-            self.following = int(index[-1]) + 1
-            owners = marks["thread"][index - index[0]]
-            self.threads.update(zip(thread[position].tolist(), owners.tolist(), strict=True))
+            first = int(index[0])
+            self.unseen += first - self.reached if self.reached else 0
+            self.reached = self.following = int(index[-1]) + 1
+            self.aligned = True
+            marks = self.marks[max(first - 1, 0) : self.reached]
+            sequence[0] = marks["sequence"][0] if first else 0
+            marks = marks[index - self.reached]
+            sequence[position] = marks["sequence"]
+            self.threads.update(zip(thread[position].tolist(), marks["thread"].tolist(), strict=True))
         sequence[0] = max(int(sequence[0]), self.sequence)
         return position, np.maximum.accumulate(sequence)
 

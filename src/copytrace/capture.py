@@ -117,13 +117,14 @@ class Capture:
                 return
             self._number += 1
             path = self.spool / f"memray-{self._number}.bin"
-            segment = Segment(path, self.recording.marks(), self.native)
+            segment = Segment(path, self.recording.set_markers(True), self.native)
             destination = memray.FileDestination(path, compress_on_exit=False)  # it is read once, and soon
             tracker = _plain(memray.Tracker)(destination=destination, native_traces=self.native)
             try:
                 tracker.__enter__()
             except RuntimeError as error:
                 del tracker
+                self.recording.set_markers(False)
                 path.unlink(missing_ok=True)
                 self.notes.append(
                     f"another memray tracker is running, so allocations were not recorded ({str(error).rstrip('.')})"
@@ -131,15 +132,14 @@ class Capture:
                 return
             self._own, self._segment, self._room = tracker, segment, Room(path)
             self._room.hold()
-            self.recording.set_markers(True)
             self.changed()
 
     def _close(self) -> None:
         with self._lock:
             if self._own is None or self._segment is None:
                 return
-            self.recording.set_markers(False)
             self._own.__exit__(None, None, None)
+            self.recording.set_markers(False)
             if self._room is not None:
                 self._room.release()
             self.segments.append(self._segment)
@@ -165,21 +165,19 @@ class Capture:
                 with capture._lock:
                     paused = capture._own is not None
                     capture._close()
-                    first_mark = capture.recording.marks()
+                    self._copytrace_first = capture.recording.set_markers(True)
                     try:
-                        entered = super().__enter__()
+                        return super().__enter__()
                     except BaseException:
+                        capture.recording.set_markers(False)
                         if paused:
                             capture._open()
                         raise
-                    self._copytrace_first = first_mark
-                    capture.recording.set_markers(True)
-                    return entered
 
             def __exit__(self, *error: Any) -> Any:
                 with capture._lock:
-                    capture.recording.set_markers(False)
                     left = super().__exit__(*error)
+                    capture.recording.set_markers(False)
                     if capture._running:
                         capture._take(self._copytrace_path, self._copytrace_first, self._copytrace_options)
                     return left

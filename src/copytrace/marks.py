@@ -51,15 +51,16 @@ class Marks:
             self.flush(wait=False)
         return sequence
 
-    def set_markers(self, on: bool) -> None:
-        """Whether marks allocate."""
+    def set_markers(self, on: bool) -> int:
+        """Whether the next marks allocate; how many marks there were before, without those that other threads are just
+        taking.
+        """
         self._next = self._loud if on else self._quiet
+        return self._last
 
     def sequence(self) -> int:
         """The last sequence taken."""
         return self._last
-
-    marks = sequence
 
     def flush(self, wait: bool = True) -> None:
         """Write the rows held back; when another thread does so already, either wait or leave it to that one."""

@@ -4,7 +4,7 @@ All sizes and addresses are bytes. Times are nanoseconds of ``time.perf_counter_
 
 The order of events of a session is one count, the *sequence*. The recorder takes a number from it at each **mark**
 (the innermost open span of a thread changed); the native hook takes a number from it for each transfer. A mark is also
-made for memray (see :data:`MARK_BASE`), so that its stream, which has an order but no clock, can be laid against the
+made for memray (see :data:`MARK_ADDRESS`), so that its stream, which has an order but no clock, can be laid against the
 same count.
 """
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-MARK_BASE = 11003
-"""The n-th mark of a process unmaps ``MARK_BASE + n % MARK_PERIOD`` bytes at :data:`MARK_ADDRESS`, which the kernel
-refuses and memray notes, without a stack. Where there is no extension it allocates as many and frees them at once.
-"""
-MARK_PERIOD = 1024
 MARK_ADDRESS = 8
+"""The n-th mark of a recording unmaps ``1 + n % MARK_COUNT`` bytes here, which the kernel refuses and memray notes,
+without a stack.
+"""
+MARK_COUNT = 1 << 20
+MARK_BASE = 11003
+"""Where there is no extension it allocates ``MARK_BASE + n % MARK_PERIOD`` bytes and frees them at once."""
+MARK_PERIOD = 1024
 
 SPAN_DTYPE = np.dtype(
     [

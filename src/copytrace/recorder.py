@@ -192,6 +192,9 @@ class Recorder:
             if native is not None:
                 native.set_sampling(every)
             self._clear()
+            if native is not None:
+                for rows in self._rows():
+                    native.reserve(rows)
             self._write_sites(*self._sites)
             self.attributes({})
             self._set_mark(mark)
@@ -253,7 +256,7 @@ class Recorder:
         done = os.fstat(file).st_size - base
         try:
             while done < len(rows):
-                done += os.write(file, rows[done : done + _BLOCK])
+                done += (_write_some if native is None else native.write_some)(file, rows, done)
         except OSError as error:
             self.lost = f"spans could not be written to the spool: {error.strerror}"
         (pending.settle if native is None else native.settle)(number, rows, done)
@@ -383,6 +386,10 @@ recorder = Recorder()
 
 
 _watches_forks = False
+
+
+def _write_some(descriptor: int, rows: bytearray, start: int) -> int:
+    return os.write(descriptor, rows[start : start + _BLOCK])
 
 
 def _die_with_forks() -> None:

@@ -139,17 +139,13 @@ class Recording:
                 self._marks.stop()
                 _active = None
 
-    def set_markers(self, on: bool) -> None:
-        """Say whether memray is tracking: then each mark is an allocation, too."""
-        self._marks.set_markers(on)
+    def set_markers(self, on: bool) -> int:
+        """Say whether memray may be tracking, so that the next marks are made for it, too; how many there were before."""
+        return int(self._marks.set_markers(on))
 
     def sequence(self) -> int:
         """The last sequence taken, 0 before the first."""
         return int(self._marks.sequence())
-
-    def marks(self) -> int:
-        """How many marks there were."""
-        return int(self._marks.marks())
 
     def flush(self) -> None:
         """Write what is held back, so that :func:`read` sees every mark that has returned."""
