@@ -140,7 +140,7 @@ class Recording:
                 _active = None
 
     def set_markers(self, on: bool) -> int:
-        """Say whether memray may be tracking, so that the next marks are made for it, too; how many there were before."""
+        """Say whether memray may be tracking: then marks are made for it, too. Returns how many there were before."""
         return int(self._marks.set_markers(on))
 
     def sequence(self) -> int:
