@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import memray
 import numpy as np
 import pytest
 
-from copytrace import captures
+from copytrace import captures, stacks
 from copytrace.captures import Entry, mix, open_capture
+from copytrace.stacks import named
 from sanitize.run import FLAGS, available, compiler
 
 if TYPE_CHECKING:
@@ -250,3 +252,16 @@ def test_damaged_captures_under_a_sanitizer(form: str, tmp_path: Path) -> None:
     tried, read, refused = map(int, done.stdout.split())
     assert tried == 200
     assert min(read, refused) > 20
+
+
+def test_a_callback_that_a_capture_began_in_is_no_frame() -> None:
+    """memray takes over the stack of each thread as it is then, and sees no callback of ``sys.monitoring`` return."""
+    inner: Entry = ("dumps", json.__file__, 3, "")
+    callback: Entry = ("_on_call", stacks.__file__.replace("stacks.py", "probes/primitives.py"), 5, "")
+    user: Entry = ("work", "/somewhere/script.py", 7, "")
+    assert [frame.function for frame in named(([callback, user], [callback, user]))] == ["script.work"]
+    native: Entry = ("memcpy_of_theirs", "", 0, "/lib/libtheirs.so")
+    python = [inner, callback, user]
+    assert named((python, [native, *python])) == named(([user], [native, user]))
+    own: Entry = ("rows", stacks.__file__, 9, "")
+    assert named(([own, user], [own, user])) == stacks.OWN_STACK

@@ -117,9 +117,9 @@ class Capture:
                 return
             self._number += 1
             path = self.spool / f"memray-{self._number}.bin"
-            segment = Segment(path, self.recording.set_markers(True), self.native)
             destination = memray.FileDestination(path, compress_on_exit=False)  # it is read once, and soon
             tracker = _plain(memray.Tracker)(destination=destination, native_traces=self.native)
+            segment = Segment(path, self.recording.set_markers(True), self.native)  # last: other threads go on
             try:
                 tracker.__enter__()
             except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,13 +10,14 @@ import numpy as np
 from copytrace.frames import native_frame, python_frame
 from copytrace.layers import IMPORT_MACHINERY
 from copytrace.model import Frame
-from copytrace.places import OWN_FILE, relative
+from copytrace.places import OWN_FILE, PACKAGE, relative
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from copytrace.captures import Capture, Entry, Stack
 
+_CALLBACKS = f"{PACKAGE}probes{os.sep}primitives.py"
 _MUCH = 64 << 10
 _MUCH_FOR_AN_IMPORT = 1 << 20
 _MOST = 6000
@@ -75,10 +77,14 @@ class Stacks:
 
 
 def named(stack: Stack) -> tuple[Frame, ...]:
-    """A stack as frames: Python ones, and native ones down to where they only run the interpreter. Callbacks of
-    ``sys.monitoring`` have no Python frame in memray's stacks, nor has our extension.
+    """A stack as frames: Python ones, and native ones down to where they only run the interpreter. Our extension has no
+    Python frame in memray's stacks, nor have callbacks of ``sys.monitoring``, but for those that a thread was in when
+    the capture began: they stay there until it calls a function.
     """
     python, mixed = stack
+    if left := max((number for number, entry in enumerate(python, 1) if entry[1] == _CALLBACKS), default=0):
+        mixed = [entry for entry in mixed if entry not in python[:left]]
+        python = python[left:]
     if python and python[0][1] != OWN_FILE and relative(python[0][1])[1] == "own":
         return OWN_STACK
     known = set(python)
