@@ -14,7 +14,6 @@ import copytrace
 from copytrace.native import readable
 from copytrace.recorder import native
 from copytrace.report import Report
-from copytrace.stacks import OWN_STACK
 from copytrace.transfers import _extension
 from oracle.lines import Told, copies, line_of, only_path
 from oracle.stores import CopiesBoth, Pieces, SlicesAndJoins, SmallPieces, raw_array
@@ -178,13 +177,15 @@ def test_rust_names_that_memray_took_for_cpp_are_read(symbol: str, name: str) ->
 
 
 @pytest.mark.skipif(native is None, reason="the extension is not built: rows are kept in Python")
-def test_the_rows_that_the_recorder_keeps_are_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("native_stacks", [True, False])
+def test_the_rows_that_the_recorder_keeps_grow_in_no_span(native_stacks: bool, tmp_path: Path) -> None:
     array = raw_array(LocalStore(tmp_path), 1_009)
-    with copytrace.session() as session:
+    with copytrace.session(native=native_stacks) as session:
         for _ in range(300):
             array[:] = np.ones(1_009, "u1")
-    blocks = session.trace.allocations
-    own = [number for number, stack in enumerate(blocks.stacks) if stack == OWN_STACK]
-    assert int(blocks.size[np.isin(blocks.stack, own)].max()) > 20_000, "rows are held until there are 64 kB"
+    trace = session.trace
+    blocks = trace.allocations
+    assert trace.spans.nbytes > 64 << 10, "more rows than are held"
+    assert int(blocks.size[blocks.span > 0].max()) < 20_000, "nothing else is that large"
     functions = {frame.function for stack in blocks.stacks for frame in stack}
     assert functions.isdisjoint({"append_to", "write_span", "write_seen"})

@@ -17,7 +17,8 @@ from zarr.storage import MemoryStore
 import copytrace
 from copytrace import recorder as module
 from copytrace.errors import CopytraceError
-from copytrace.recorder import MUTED, parent_span, recorder
+from copytrace.model import MUTED
+from copytrace.recorder import parent_span, recorder
 
 if TYPE_CHECKING:
     from pathlib import Path

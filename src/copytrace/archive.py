@@ -13,6 +13,7 @@ import numpy as np
 from copytrace.errors import CopytraceError
 from copytrace.model import (
     MARK_DTYPE,
+    MUTED,
     SEEN_DTYPE,
     SPAN_DTYPE,
     TRANSFER_DTYPE,
@@ -212,7 +213,8 @@ def _process(data: dict[str, Any]) -> Process:
 
 def _in_order(spans: Any) -> None:
     """Spans are sorted by their numbers, and what a span is in began before it."""
-    if len(spans) and not (np.all(spans["id"][1:] > spans["id"][:-1]) and np.all(spans["parent"] < spans["id"])):
+    rise = np.all(spans["id"][1:] > spans["id"][:-1]) and np.all(spans["parent"] < spans["id"])
+    if len(spans) and not (rise and spans["id"][-1] < MUTED):
         raise ValueError("spans are out of order")
 
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from copytrace import flow, inference, lookup, operations, tasks, transforms
 from copytrace.carried import Carried
@@ -18,13 +21,17 @@ from copytrace.model import COPY_KINDS, DESTINATION, IO_KINDS, OUTPUT, Coverage,
 from copytrace.naming import UNKNOWN, Namer
 from copytrace.paths import ARENA, PathSums, Stretch
 from copytrace.remedies import remedy
+from copytrace.tree import is_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from numpy.typing import NDArray
+
     from copytrace.flow import Edge
-    from copytrace.model import Path, Task, Trace
-    from copytrace.operations import Operation, SpanView
+    from copytrace.model import Path, SiteInfo, Task, Trace
+    from copytrace.operations import Operation
+    from copytrace.tree import SpanView
 
 
 def attribute(trace: Trace, continued: Iterable[Trace] = ()) -> ReportData:
@@ -34,6 +41,11 @@ def attribute(trace: Trace, continued: Iterable[Trace] = ()) -> ReportData:
         with no_collection():
             work.take(stretch)
     return work.report()
+
+
+def _is_certain(site: SiteInfo) -> bool:
+    """Whether what a site handles is payload for certain: a primitive may be at work on anything."""
+    return site.library != "python"
 
 
 def _with_remedies(path: Path, packages: Mapping[str, str]) -> Path:
@@ -47,6 +59,7 @@ class _Attribution:
 
     trace: Trace
     ops: operations.Operations
+    by_hand: set[int]
     located: lookup.Located
     flow: flow.Flow
     memory: Memory
@@ -67,6 +80,7 @@ class _Attribution:
         """Add the next stretch."""
         self.trace = trace = self.carried.restored(trace)
         self.ops = operations.group(trace)
+        self.by_hand = set(self.ops.spans.ids[self.ops.spans.placed(is_by_hand)].tolist())
         self.located = lookup.locate(trace, self.carried)
         self.flow = flow.build(trace, self.ops, self.located)
         if not trace.transfers.recorded:
@@ -79,7 +93,7 @@ class _Attribution:
         self.tasks += tasks.tell(trace, self.ops, copied)
         self._add_to_coverage(stretch, used)
         self.carried.since = max(self.carried.since, trace.allocations.records)
-        del self.trace, self.ops, self.located, self.flow, self.memory
+        del self.trace, self.ops, self.by_hand, self.located, self.flow, self.memory
 
     def _add_to_paths(self, stretch: Stretch) -> tuple[dict[int, int], set[int]]:
         """The bytes that each operation copied, by its span, and the identities of the edges on paths."""
@@ -90,6 +104,7 @@ class _Attribution:
         for edge in self.flow.edges:
             if edge.operation:
                 edges_of[edge.operation].append(edge)
+        anchors, results = self._anchors()
         holders = set(self.memory.owners)
         for sums in self.paths.values():
             sums.begin(stretch, holders)
@@ -100,10 +115,12 @@ class _Attribution:
             roles: dict[int, dict[int, str]] = {}
             edges: list[Edge] = []
             for op in group:
-                kept, roles[op.root.id] = self._on_path(op, edges_of.get(op.root.id, []))
-                copied[op.root.id] = sum(edge.nbytes for edge in kept if edge.kind in COPY_KINDS)
+                number = op.root.id
+                of_op = edges_of[number], anchors.get(number, set()), results.get(number, set())
+                kept, roles[number] = self._on_path(op, *of_op)
+                copied[number] = sum(edge.nbytes for edge in kept if edge.kind in COPY_KINDS)
                 edges += kept
-            edges.sort(key=lambda edge: edge.sequence)
+            edges.sort(key=attrgetter("sequence"))
             used.update(map(id, edges))
             sums.add(stretch, group, edges, roles)
         return copied, used
@@ -127,40 +144,29 @@ class _Attribution:
 
     # --- what is on a path
 
-    def _on_path(self, op: Operation, edges: list[Edge]) -> tuple[list[Edge], dict[int, str]]:
-        """The edges of an operation that lie on the way of its payload, and the role of each region on it."""
-        edges = [edge for edge in edges if not self._by_import(edge.destination)]
-        anchors, results = self._anchors(op)
+    def _on_path(
+        self, op: Operation, edges: list[Edge], anchors: set[int], results: set[int]
+    ) -> tuple[list[Edge], dict[int, str]]:
+        """The edges of an operation that lie on the way of its payload, and the role of each region on it. ``anchors``
+        hold payload for certain; ``results`` are those of them that it gave out or filled.
+        """
+        imported = self.memory.imported  # what is in those is never payload
+        edges = [edge for edge in edges if edge.destination not in imported]
         ordered = self._ordered_by_hand(op, edges)
-        anchors |= {region for edge in ordered for region in (edge.source, edge.destination) if region is not None}
+        ends = (end for edge in ordered for end in (edge.source, edge.destination) if end is not None)
+        anchors = anchors.union(ends)
         taken = set(map(id, ordered))
-        parent: dict[int, int] = {}
-
-        def find(region: int) -> int:
-            while (up := parent.setdefault(region, region)) != region:
-                parent[region] = region = parent.setdefault(up, up)
-            return region
-
-        for edge in edges:
-            if edge.kind in COPY_KINDS and edge.source is not None and edge.destination is not None:
-                parent[find(edge.source)] = find(edge.destination)
-        reached = {find(region) for region in anchors}
+        reached = _reached(anchors, edges)
         kept, touched = [], set(anchors)
         for edge in edges:
-            ends = [region for region in (edge.source, edge.destination) if region is not None]
-            told = edge.mover and self._tells(self.ops.spans[edge.span], op)
-            if told or edge.held or id(edge) in taken or any(find(region) in reached for region in ends):
+            told = edge.held or edge.source in reached or edge.destination in reached or id(edge) in taken
+            if told or (edge.mover and self._tells(self.ops.spans[edge.span], op)):
                 kept.append(edge)
-                touched.update(ends)
-        roles = {}
-        for region in touched:
-            inside = any(self.memory.owners[row] == op.root.id for row in self.located.regions[region].rows)
-            if region in results:
-                roles[region] = "result"
-            elif inside:
-                roles[region] = "extra"
-            else:
-                roles[region] = "source"
+                touched.update(end for end in (edge.source, edge.destination) if end is not None)
+        roles = dict.fromkeys(touched, "source")
+        roles |= dict.fromkeys(self.memory.allocated_in(op.root.id, touched), "extra")
+        if op.direction != "write":
+            roles |= dict.fromkeys(results, "result")
         return kept, roles
 
     def _ordered_by_hand(self, op: Operation, edges: Iterable[Edge]) -> list[Edge]:
@@ -169,8 +175,7 @@ class _Attribution:
         """
         families: dict[tuple[str, int, int], list[Edge]] = defaultdict(list)
         for edge in edges:
-            span = self.ops.spans.get(edge.span)
-            if span is not None and span.by_hand and not edge.mover:
+            if edge.span in self.by_hand and not edge.mover:
                 into = self.located.regions[edge.destination] if edge.destination is not None else None
                 stack = into.stack if into is not None and into.rows else 0
                 families[edge.kind, edge.caller, stack].append(edge)
@@ -181,35 +186,29 @@ class _Attribution:
             for edge in family
         ]
 
-    def _by_import(self, region: int | None) -> bool:
-        """Whether a region was allocated by an import: what is in it is never payload."""
-        return region is not None and self.memory.is_imported(self.located.regions[region])
-
     @staticmethod
     def _tells(span: SpanView, op: Operation) -> bool:
-        """Whether what a span handles is payload for certain: a primitive may be at work on anything."""
-        return span.site.library != "python" or op.root.by_hand
+        """Whether what a span of an operation handles is payload for certain."""
+        return _is_certain(span.site) or is_by_hand(op.root.site)
 
-    def _anchors(self, op: Operation) -> tuple[set[int], set[int]]:
-        """Regions that hold payload because a probe saw it there, and those of them that are the result."""
-        anchors: set[int] = set()
-        results: set[int] = set()
-        stack = [op.root.id]
-        while stack:
-            number = stack.pop()
-            span = self.ops.spans[number]
-            stack += span.children
-            if span.is_metadata or not self._tells(span, op):
-                continue
-            for sighting in self.located.sightings.get(number, ()):
-                if sighting.region is None or self._by_import(sighting.region):
-                    continue
-                anchors.add(sighting.region)
-                if span is not op.root and span.site.kind != "operation":
-                    continue
-                if sighting.role in (OUTPUT, DESTINATION) and op.direction != "write":
-                    results.add(sighting.region)
-        return anchors, results
+    def _anchors(self) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+        """By operation: regions that hold payload because a probe saw it there, and those of them that it gave out or
+        filled.
+        """
+        spans, seen = self.ops.spans, self.located.sightings
+        by_hand = spans.placed(is_by_hand)[spans.rows_of(spans.operation)]
+        tells = (spans.placed(_is_certain) | by_hand) & ~spans.is_metadata
+        tells &= spans.operation > 0
+        gives = tells & ((spans.operation == spans.ids) | spans.of_kind({"operation"}))
+        row = spans.rows_of(seen.span)
+        known = np.flatnonzero((row >= 0) & (seen.region >= 0))
+        told = known[tells[row[known]]]
+        told = told[~np.isin(seen.region[told], list(self.memory.imported))]
+        given = told[gives[row[told]] & np.isin(seen.role[told], (OUTPUT, DESTINATION))]
+        return (
+            _by_operation(spans.operation[row[told]], seen.region[told]),
+            _by_operation(spans.operation[row[given]], seen.region[given]),
+        )
 
     # --- coverage
 
@@ -266,6 +265,34 @@ class _Attribution:
             else None,
             notes=tuple(notes),
         )
+
+
+def _reached(anchors: set[int], edges: Iterable[Edge]) -> set[int]:
+    """The regions that copies lead to from ``anchors``, or from which they lead there."""
+    near: dict[int, list[int]] = defaultdict(list)
+    for edge in edges:
+        source, destination = edge.source, edge.destination
+        if edge.kind not in COPY_KINDS or source is None or destination is None:
+            continue
+        if source not in anchors or destination not in anchors:
+            near[source].append(destination)
+            near[destination].append(source)
+    reached = set(anchors)
+    waiting = [region for region in near if region in anchors]
+    while waiting:
+        fresh = [region for region in near[waiting.pop()] if region not in reached]
+        reached.update(fresh)
+        waiting += fresh
+    return reached
+
+
+def _by_operation(operation: NDArray[np.int64], region: NDArray[np.int64]) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    order = np.argsort(operation, kind="stable")
+    operations, first = np.unique(operation[order], return_index=True)
+    for number, regions in zip(operations.tolist(), np.split(region[order], first[1:]), strict=False):
+        found[number] = set(regions.tolist())
+    return found
 
 
 def layer_totals(paths: Sequence[Path]) -> tuple[LayerTotal, ...]:

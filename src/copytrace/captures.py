@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_right
 from contextlib import suppress
+from functools import cache
 from itertools import chain, islice
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from copytrace.native import symbols_of
+from copytrace.native import Symbols, symbols_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -146,6 +147,7 @@ class _Images:
             for address, size in segments
         )
         self._starts = [start for start, *_ in self._segments]
+        self._symbols_of = cache(_symbols_now)
 
     def find(self, address: int) -> Entry | None:
         """The function that an address lies in, None outside all objects."""
@@ -153,12 +155,18 @@ class _Images:
         if at < 0 or address >= self._segments[at][1]:
             return None
         _, _, base, file = self._segments[at]
-        try:
-            status = Path(file).stat()
-        except OSError:
+        symbols = self._symbols_of(file)
+        if symbols is None:
             return None
-        symbol = symbols_of(file, status.st_size, status.st_mtime_ns).find(address - base)
-        return symbol or f"+{address - base:#x}", "", 0, file
+        return symbols.find(address - base) or f"+{address - base:#x}", "", 0, file
+
+
+def _symbols_now(file: str) -> Symbols | None:
+    try:
+        status = Path(file).stat()
+    except OSError:
+        return None
+    return symbols_of(file, status.st_size, status.st_mtime_ns)
 
 
 def line_of(first: int, table: bytes, offset: int) -> int:

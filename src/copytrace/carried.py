@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
-    from copytrace.lookup import Region
     from copytrace.model import Allocations, Frame, Trace
+    from copytrace.regions import Regions
 
 
 class Beginning(NamedTuple):
@@ -57,15 +55,17 @@ class Carried:
         self.stacks = {stack: number for number, stack in enumerate(begun, len(blocks.stacks))}
         return replace(trace, allocations=replace(blocks, stacks=(*blocks.stacks, *begun)))
 
-    def note_regions(self, blocks: Allocations, regions: Iterable[Region]) -> None:
+    def note_regions(self, blocks: Allocations, regions: Regions) -> None:
         """Tell the next stretch of the regions that live on in a block that is not their first."""
         lasting = outlives(blocks)
-        living = (region for region in regions if region.rows and lasting[region.rows[-1]])
-        self.regions = {
-            born: Beginning(region.key, region.nbytes, region.span, region.enter, blocks.stacks[region.stack])
-            for region in living
-            if (born := int(blocks.born[region.rows[-1]])) != region.key
-        }
+        self.regions = {}
+        for number in sorted({*regions.later, *regions.continued}):
+            row = regions.last(number)
+            if lasting[row]:
+                region = regions[number]
+                stack = blocks.stacks[region.stack]
+                beginning = Beginning(region.key, region.nbytes, region.span, region.enter, stack)
+                self.regions[int(blocks.born[row])] = beginning
 
 
 def outlives(blocks: Allocations) -> NDArray[np.bool_]:

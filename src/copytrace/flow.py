@@ -8,18 +8,22 @@ as part of the transform inside a codec, and as a copy of its own when CPython o
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from copytrace.collecting import in_turn
 from copytrace.layers import CARRIER_LIBRARIES
 from copytrace.lookup import Sighting
-from copytrace.model import DESTINATION, INPUT, OUTPUT, TRANSFER_KINDS
-from copytrace.operations import is_mover
+from copytrace.model import COPY_KINDS, DESTINATION, INPUT, OUTPUT, TRANSFER_KINDS
 from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
-    from copytrace.lookup import Located, Move, Region
+    from copytrace.lookup import Located
     from copytrace.model import Trace
-    from copytrace.operations import Operations, SpanView
+    from copytrace.operations import Operations
+    from copytrace.tree import SpanView
 
 _TRANSFORMS = frozenset({"encode", "decode"})
 _SEEN_ENOUGH = 0.9
@@ -71,7 +75,7 @@ def build(trace: Trace, operations: Operations, located: Located) -> Flow:
     builder.reallocs()
     builder.settle_claims()
     builder.spread_operations()
-    builder.edges.sort(key=lambda edge: edge.sequence)
+    builder.edges.sort(key=attrgetter("sequence"))
     return Flow(builder.edges, builder.operation_of)
 
 
@@ -81,15 +85,36 @@ class _Builder:
         self.spans = operations.spans
         self.located = located
         self.edges: list[Edge] = []
-        self.owner: dict[int, int] = {}
         self.claims: dict[int, list[Edge]] = {}
         self.mover_edge: dict[int, Edge] = {}
-        self.operation_of = [self._operation(region.span) for region in located.regions]
-        self.allocated: dict[int, list[Region]] = {}
-        own = {number for number, stack in enumerate(trace.allocations.stacks) if stack == OWN_STACK}
-        for region in located.regions:
-            if region.span and region.stack not in own:
-                self.allocated.setdefault(region.span, []).append(region)
+        regions = located.regions
+        self.operation_of: list[int] = self.spans.operations_of(regions.span).tolist()
+        self.operation_of += [0] * (regions.count - len(self.operation_of))
+        self.largest = self._largest_of_spans()
+        """The largest block that was allocated in each span."""
+        self.movers_above = self._movers_above()
+
+    def _largest_of_spans(self) -> dict[int, int]:
+        regions = self.located.regions
+        own = np.array([stack == OWN_STACK for stack in self.trace.allocations.stacks] or [False])
+        rows = np.flatnonzero((regions.span > 0) & ~own[regions.stack])
+        rows = rows[np.lexsort((rows, -regions.nbytes[rows].astype(np.int64), regions.span[rows]))]
+        spans, first = np.unique(regions.span[rows], return_index=True)
+        return dict(zip(spans.tolist(), rows[first].tolist(), strict=True))
+
+    def _movers_above(self) -> dict[int, int]:
+        """The span of the nearest mover of each span that is one or is in one."""
+        spans = self.spans
+        nearest = spans.nearest(np.where(spans.of_kind(COPY_KINDS), spans.ids, 0))
+        inside = nearest > 0
+        return dict(zip(spans.ids[inside].tolist(), nearest[inside].tolist(), strict=True))
+
+    def _owner(self, span: int) -> int:
+        """The mover that what happened in a span belongs to, 0 for none."""
+        above = self.movers_above.get(span, 0)
+        while above and above not in self.mover_edge:
+            above = self.movers_above.get(self.spans[above].parent, 0)
+        return above
 
     def _operation(self, span: int) -> int:
         found = self.spans.get(span)
@@ -99,20 +124,17 @@ class _Builder:
         """One edge a mover that moved bytes, the outermost where one calls another; what is inside belongs to it. But a
         codec that a mover calls before it moves is a step of its own, and gives what is then moved.
         """
-        for span in self.spans.values():
-            above = self.owner.get(span.parent, 0)
+        for span in self.spans.at(np.flatnonzero(self.spans.of_kind(COPY_KINDS))):
+            above = self._owner(span.parent)
             outer = self.mover_edge[above] if above else None
-            apart = outer is not None and span.site.kind in _TRANSFORMS and outer.kind not in _TRANSFORMS
-            if is_mover(span) and (outer is None or apart):
-                edge = self._mover_edge(span, self.located.sightings.get(span.id, []))
-                if edge is not None:
-                    self.edges.append(edge)
-                    self.mover_edge[span.id] = edge
-                    if outer is not None:
-                        outer.source, outer.sequence = edge.destination, span.exit
-                    above = span.id
-            if above:
-                self.owner[span.id] = above
+            if outer is not None and (span.site.kind not in _TRANSFORMS or outer.kind in _TRANSFORMS):
+                continue
+            edge = self._mover_edge(span, self.located.sightings.of(span.id))
+            if edge is not None:
+                self.edges.append(edge)
+                self.mover_edge[span.id] = edge
+                if outer is not None:
+                    outer.source, outer.sequence = edge.destination, span.exit
 
     def _mover_edge(self, span: SpanView, seen: list[Sighting]) -> Edge | None:
         inputs = [s for s in seen if s.role == INPUT and s.nbytes]
@@ -132,7 +154,7 @@ class _Builder:
         if kind == "copy" and inputs and not all(source.contiguous for source in inputs):
             kind = "gather"
         largest = max(inputs, key=lambda s: s.nbytes, default=None)
-        known = into.region is not None and bool(self.located.regions[into.region].rows)
+        known = into.region is not None and self.located.regions.is_block(into.region)
         return Edge(
             kind=kind,
             source=largest.region if largest else None,
@@ -149,55 +171,54 @@ class _Builder:
 
     def _allocated_by(self, span: SpanView, inputs: list[Sighting]) -> list[Sighting]:
         """What came out of a primitive, whose result no probe can see: the largest block that was allocated in it."""
-        made = max(self.allocated.get(span.id, ()), key=lambda region: region.nbytes, default=None)
-        if made is None:
+        if span.id not in self.largest:
             return []
+        made = self.located.regions[self.largest[span.id]]
         nbytes = made.nbytes - (_BYTES_HEADER if span.site.primitive.startswith(_MAKE_BYTES) else 0)
         if inputs and span.site.kind in ("copy", "gather"):
             nbytes = min(nbytes, sum(source.nbytes for source in inputs))
         return [Sighting(OUTPUT, made.id, made.address, nbytes, made.nbytes, True)]
 
     def moves(self) -> None:
-        for move in self.located.moves:
-            kind = TRANSFER_KINDS[move.kind]
-            edge = self._edge(kind, move)
-            owner = self.owner.get(move.span, 0)
-            if kind == "copy" and owner:
-                self.claims.setdefault(owner, []).append(edge)
-            elif kind == "copy" and self._scatters(move.span):
-                self.edges.append(replace(edge, kind="scatter"))
-            elif move.count == 1:
-                self.edges.append(edge)
-
-    def _edge(self, kind: str, move: Move) -> Edge:
-        return Edge(
-            kind=kind,
-            source=move.source,
-            destination=move.destination,
-            nbytes=move.nbytes,
-            count=move.count,
-            sequence=move.sequence,
-            operation=self._operation(move.span),
-            span=move.span,
-            caller=move.caller,
-            mover=False,
-            evidence="transfer",
-            observed=move.nbytes if kind == "copy" else 0,
-        )
-
-    def _scatters(self, span: int) -> bool:
-        """Whether the site puts bytes into memory that exists, from a source that its probe cannot see."""
-        return span in self.spans and self.spans[span].site.kind == "scatter"
+        """One edge a move, those inside a mover apart. Where a site puts bytes into memory that exists, its probe may
+        not see their source, so that it is no mover.
+        """
+        rows, moves, spans = self.trace.transfers.rows, self.located.moves, self.spans
+        scatters = set(spans.ids[spans.of_kind({"scatter"})].tolist())
+        columns = [rows[name] for name in ("kind", "nbytes", "count", "sequence", "caller")]
+        ends = moves.source, moves.destination
+        for number, nbytes, count, sequence, caller, span, operation, source, destination in zip(
+            *map(in_turn, (*columns, moves.span, spans.operations_of(moves.span), *ends)), strict=True
+        ):
+            kind = TRANSFER_KINDS[number]
+            owner = self._owner(span) if kind == "copy" else 0
+            scattered = kind == "copy" and span in scatters
+            if not owner and not scattered and count > 1:
+                continue
+            edge = Edge(
+                kind="scatter" if scattered and not owner else kind,
+                source=source if source >= 0 else None,
+                destination=destination if destination >= 0 else None,
+                nbytes=nbytes,
+                count=count,
+                sequence=sequence,
+                operation=operation,
+                span=span,
+                caller=caller,
+                mover=False,
+                evidence="transfer",
+                observed=nbytes if kind == "copy" else 0,
+            )
+            (self.claims.setdefault(owner, []) if owner else self.edges).append(edge)
 
     def reallocs(self) -> None:
         """A realloc that moved its block copied what was in it; the hook does not see it, for libc does it itself."""
-        blocks = self.trace.allocations
-        for region in self.located.regions:
-            row = region.rows[0] if region.rows else -1
-            if row < 0 or not blocks.moved[row] or blocks.previous[row] < 0:
-                continue
+        blocks, regions = self.trace.allocations, self.located.regions
+        moved = np.flatnonzero(blocks.moved[regions.first] & (blocks.previous[regions.first] >= 0))
+        for region in regions.at(moved):
+            row = region.rows[0]
             before = int(blocks.previous[row])
-            old = int(self.located.region_of_row[before])
+            old = int(regions.of_row[before])
             span = int(blocks.span[row])
             edge = Edge(
                 kind="copy",
@@ -212,7 +233,7 @@ class _Builder:
                 mover=False,
                 evidence="stack",
             )
-            owner = self.owner.get(span, 0)
+            owner = self._owner(span)
             if owner:
                 self.claims.setdefault(owner, []).append(edge)
             else:
@@ -226,7 +247,7 @@ class _Builder:
         for owner, moves in self.claims.items():
             main = self.mover_edge[owner]
             span = self.spans[owner]
-            seen = self.located.sightings.get(owner, [])
+            seen = self.located.sightings.of(owner)
             inputs = {s.region for s in seen if s.role == INPUT and s.region is not None}
             if main.source is not None:
                 inputs.add(main.source)
@@ -271,20 +292,20 @@ class _Builder:
     def _made_inside(self, region: int | None, span: SpanView) -> bool:
         if region is None:
             return False
-        return span.enter <= self.located.regions[region].enter < span.exit and bool(self.located.regions[region].rows)
+        return self.located.regions.is_block(region) and span.enter <= self.located.regions[region].enter < span.exit
 
     def spread_operations(self) -> None:
         """Regions and moves of native threads, which have no spans, are of the operation whose buffers they touch."""
-        for span_id, seen in self.located.sightings.items():
-            operation = self._operation(span_id)
-            for sighting in seen:
-                if operation and sighting.region is not None and sighting.role == OUTPUT:
-                    self._adopt(sighting.region, operation)
+        seen = self.located.sightings
+        operations = self.spans.operations_of(seen.span)
+        given = np.flatnonzero((operations > 0) & (seen.region >= 0) & (seen.role == OUTPUT))
+        for region, by in zip(seen.region[given].tolist(), operations[given].tolist(), strict=True):
+            self._adopt(region, by)
         for edge in self.edges:
             if edge.operation:
                 self._adopt_ends(edge)
         open_edges = [edge for edge in self.edges if not edge.operation and not edge.span]
-        sources = self._sources() if open_edges else {}
+        sources = self._sources(open_edges) if open_edges else {}
         while open_edges:
             left = []
             for edge in open_edges:
@@ -313,22 +334,23 @@ class _Builder:
 
     def _unowned(self, number: int, operation: int) -> bool:
         """Whether a block was allocated outside all spans for ``operation``: by a native thread or an event loop."""
-        region = self.located.regions[number]
-        root = self.spans[operation]
-        ended = not region.native and region.enter >= root.exit
-        return bool(region.rows) and not region.span and region.enter >= root.enter and not ended
+        regions = self.located.regions
+        if not regions.is_block(number) or regions[number].span:
+            return False
+        region, root = regions[number], self.spans[operation]
+        return region.enter >= root.enter and (region.native or region.enter < root.exit)
 
-    def _sources(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Region -> (enter, exit, operation) of the operations that were handed it."""
-        handed: dict[int, list[tuple[int, int, int]]] = {}
-        for span_id, seen in self.located.sightings.items():
-            span = self.spans.get(span_id)
-            if span is None or not span.operation:
-                continue
-            for sighting in seen:
-                if sighting.region is not None:
-                    handed.setdefault(sighting.region, []).append((span.enter, span.exit, span.operation))
-        return handed
+    def _sources(self, edges: list[Edge]) -> dict[int, list[tuple[int, int, int]]]:
+        """Region at an end of ``edges`` -> (enter, exit, operation) of the spans of operations that were handed it."""
+        seen, spans = self.located.sightings, self.spans
+        ends = {region for edge in edges for region in (edge.source, edge.destination) if region is not None}
+        rows = spans.rows_of(seen.span)
+        handed = np.flatnonzero((rows >= 0) & np.isin(seen.region, list(ends)))
+        handed = handed[spans.operation[rows[handed]] > 0]
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        for region, span in zip(seen.region[handed].tolist(), spans.at(rows[handed]), strict=True):
+            found.setdefault(region, []).append((span.enter, span.exit, span.operation))
+        return found
 
     def _from_ends(self, edge: Edge, handed: dict[int, list[tuple[int, int, int]]]) -> int:
         for region in (edge.destination, edge.source):

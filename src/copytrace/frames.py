@@ -36,7 +36,8 @@ def module_of(file: str) -> str:
     return name.removesuffix(".py").removesuffix("/__init__").replace(os.sep, ".")
 
 
-_HEADING = re.compile(r"\s*(?:async\s+def|def|class)\s+(\w+)")
+_HEADING = re.compile(r"(?:async\s+def|def|class)\s+(\w+)")
+_HEADS = ("async", "def", "class")
 _CONTINUES = ("#", ")", "]", "}", '"', "'")
 
 
@@ -49,7 +50,7 @@ def _outline(file: str) -> tuple[tuple[int, int, str], ...]:
     for number, line in enumerate(linecache.getlines(file), 1):
         text = line.lstrip()
         if text and not text.startswith(_CONTINUES):
-            heading = _HEADING.match(line)
+            heading = _HEADING.match(text) if text.startswith(_HEADS) else None
             found.append((number, len(line) - len(text), heading[1] if heading else ""))
     return tuple(found)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from copytrace.flow import Edge
 from copytrace.layers import layer_of_module
 from copytrace.model import INPUT, OUTPUT
@@ -17,9 +19,11 @@ from copytrace.operations import keeps_in_memory
 
 if TYPE_CHECKING:
     from copytrace.flow import Flow
-    from copytrace.lookup import Located, Region
+    from copytrace.lookup import Located
     from copytrace.model import Trace
-    from copytrace.operations import Operation, Operations, SpanView
+    from copytrace.operations import Operation, Operations
+    from copytrace.regions import Region
+    from copytrace.tree import SpanView
 
 _SHARE = 0.5
 """Share of an operation's payload that a family of buffers must hold to stand for a movement of it."""
@@ -29,9 +33,9 @@ def complete(trace: Trace, operations: Operations, located: Located, flow: Flow)
     """Add to ``flow`` what the hook would have seen: fetches, flushes, and copies that no probe saw."""
     by_operation: dict[int, list[Region]] = defaultdict(list)
     _adopt_native(operations, located, flow)
-    for region in located.regions:
-        if region.rows and flow.operation_of[region.id]:
-            by_operation[flow.operation_of[region.id]].append(region)
+    told = np.array(flow.operation_of[: len(located.regions.first)], np.int64)
+    for region in located.regions.at(np.flatnonzero(told)):
+        by_operation[flow.operation_of[region.id]].append(region)
     produced: set[int | None] = {edge.destination for edge in flow.edges}
     for operation in operations.by_root.values():
         requests = _requests(operation, operations, located, flow)
@@ -45,8 +49,8 @@ def _adopt_native(operations: Operations, located: Located, flow: Flow) -> None:
     """Blocks that native threads allocated belong to the one operation that was open; to the newest when there were
     several.
     """
-    for region in located.regions:
-        if not region.native or flow.operation_of[region.id]:
+    for region in located.regions.at(np.flatnonzero(located.regions.native)):
+        if flow.operation_of[region.id]:
             continue
         opened = [op.root for op in operations.by_root.values() if op.root.enter <= region.enter < op.root.exit]
         if opened:
@@ -63,7 +67,7 @@ def _requests(operation: Operation, operations: Operations, located: Located, fl
 
     def settle(span: SpanView) -> bool:
         """Whether it is known of the bytes of this request, or of one beneath it, where they went."""
-        beneath = [settle(operations.spans[child]) for child in span.children]
+        beneath = [settle(operations.spans[child]) for child in operations.spans.children(span.id)]
         if any(beneath):
             return True
         if span.site.kind != "request" or span.is_metadata or span.error:
@@ -97,7 +101,7 @@ def _request(span: SpanView, operation: Operation, located: Located, flow: Flow)
             mover=False,
             evidence="call",
         )
-        for seen in located.sightings.get(span.id, ())
+        for seen in located.sightings.of(span.id)
         if seen.role == role
         and seen.region is not None
         and not (fetches and flow.operation_of[seen.region] != operation.root.id)
@@ -114,7 +118,7 @@ def _families(
 ) -> list[Edge]:
     """One movement for each family of buffers that holds the payload and that nothing is known to have filled."""
     families: dict[int, list[Region]] = defaultdict(list)
-    results = {s.region for s in located.sightings.get(operation.root.id, ()) if s.role != INPUT}
+    results = {s.region for s in located.sightings.of(operation.root.id) if s.role != INPUT}
     for region in regions:
         if region.id not in produced and region.id not in results:
             families[region.stack].append(region)

@@ -1,29 +1,29 @@
 """Which block of memory an address lay in at a moment of the session.
 
-A *region* is a block during one life: an allocation (with those that realloc turned it into without moving it), or
-memory from before the session that a probe was handed. Addresses are reused within microseconds, so every look-up is
-made at its place in the sequence: the newest block alive then that covers the range.
+Addresses are reused within microseconds, so every look-up is made at its place in the sequence: the newest block alive
+then that covers the range.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from copytrace.allocations import spans_of
 from copytrace.captures import SMALLEST
 from copytrace.carried import outlives
-from copytrace.collecting import in_turn
 from copytrace.model import OUTPUT, TRANSFER_KINDS, Trace
+from copytrace.regions import Regions
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from copytrace.carried import Carried
+    from copytrace.regions import Region
 
 _FETCH, _FLUSH = TRANSFER_KINDS.index("fetch"), TRANSFER_KINDS.index("flush")
 _SMALL = 64 << 10
@@ -32,24 +32,6 @@ _MOST_AT_ONE_START = 64
 """Blocks that a range is looked up in where many lay at one place: native threads make no marks, so that all which they
 allocated there count as alive until the next mark.
 """
-
-
-@dataclass(slots=True)
-class Region:
-    """``rows`` are rows of the allocations, empty for memory from before the session. ``nbytes`` is the size of the
-    largest. ``native`` says that a thread without any Python frame allocated it. ``key`` is the same in each stretch of
-    a trace: where in memray's stream the region was born, or a negative number for memory from before the session.
-    """
-
-    id: int
-    address: int
-    nbytes: int
-    rows: list[int] = field(default_factory=list)
-    span: int = 0
-    stack: int = 0
-    enter: int = 0
-    native: bool = False
-    key: int = 0
 
 
 @dataclass(slots=True)
@@ -64,31 +46,48 @@ class Sighting:
     contiguous: bool
 
 
-@dataclass(slots=True)
-class Move:
-    """A transfer whose ends were looked up. ``span`` was innermost on its thread, 0 when that thread has no spans."""
+class Moves(NamedTuple):
+    """The transfers, whose ends were looked up: regions, -1 for none. ``span`` was innermost on the thread of each, 0
+    when that thread has no spans. Columns have shape (n,).
+    """
 
-    sequence: int
-    kind: int
-    source: int | None
-    destination: int | None
-    nbytes: int
-    caller: int
-    span: int
-    thread: int
-    count: int
-    destination_address: int = 0
+    source: NDArray[np.int64]
+    destination: NDArray[np.int64]
+    span: NDArray[np.uint64]
 
 
 @dataclass(slots=True)
 class Located:
     """All look-ups of a trace. ``earlier`` are the regions that were in an earlier stretch, by their keys."""
 
-    regions: list[Region]
-    region_of_row: NDArray[np.int64]
+    regions: Regions
     earlier: dict[int, Region]
-    sightings: dict[int, list[Sighting]]
-    moves: list[Move]
+    sightings: Sightings
+    moves: Moves
+
+
+class Sightings:
+    """What probes saw, in columns of shape (n,) in the order in which they saw it; ``region`` is -1 where that is not
+    known.
+    """
+
+    def __init__(self, seen: NDArray[Any], region: NDArray[np.int64]) -> None:
+        self.span, self.role, self.region = seen["span"], seen["role"], region
+        order = np.argsort(self.span, kind="stable")
+        spans, first, counts = np.unique(self.span[order], return_index=True, return_counts=True)
+        ends = zip(first.tolist(), (first + counts).tolist(), strict=True)
+        self._places = dict(zip(spans.tolist(), ends, strict=True))
+        self._seen, self._region = seen[order].tolist(), region[order].tolist()
+
+    def of(self, span: int) -> list[Sighting]:
+        """Those of a span."""
+        begin, end = self._places.get(span, (0, 0))
+        return [
+            Sighting(role, found if found >= 0 else None, address, nbytes, extent, bool(contiguous))
+            for (_, role, contiguous, address, extent, nbytes), found in zip(
+                self._seen[begin:end], self._region[begin:end], strict=True
+            )
+        ]
 
 
 class _Blocks:
@@ -172,7 +171,7 @@ class _Outsides:
     earlier ones have ``known`` first.
     """
 
-    def __init__(self, regions: list[Region], known: list[tuple[int, int]]) -> None:
+    def __init__(self, regions: Regions, known: list[tuple[int, int]]) -> None:
         self.regions = regions
         self.known = known
         self.small, self.large = _Outside(_SMALL), _Outside(1 << 62)
@@ -180,7 +179,7 @@ class _Outsides:
             self._place(address, nbytes, -number)
 
     def find(self, address: int, end: int) -> int | None:
-        known = self.small.find(address, end)
+        known = self.small.find(address, end) if self.small.starts else None
         return self.large.find(address, end) if known is None else known
 
     def add(self, address: int, nbytes: int) -> int:
@@ -188,8 +187,7 @@ class _Outsides:
         return self._place(address, nbytes, -len(self.known))
 
     def _place(self, address: int, nbytes: int, key: int) -> int:
-        number = len(self.regions)
-        self.regions.append(Region(number, address, nbytes, key=key))
+        number = self.regions.add_outside(address, nbytes, key)
         (self.small if nbytes <= _SMALL else self.large).add(address, address + nbytes, number)
         return number
 
@@ -197,9 +195,9 @@ class _Outsides:
 def locate(trace: Trace, carried: Carried) -> Located:
     """Look up both ends of every transfer and every buffer that a probe saw in a stretch, after those before it."""
     blocks = trace.allocations
-    regions, region_of_row = _make_regions(trace, carried)
+    regions = Regions(trace, carried)
     outside = _Outsides(regions, carried.outside)
-    earlier = {region.key: region for region in regions if region.key < carried.since}
+    earlier = np.flatnonzero(regions.key < carried.since)
     asked = _questions(trace)
     start = blocks.address.astype(np.int64)
     live = _Blocks(
@@ -209,10 +207,12 @@ def locate(trace: Trace, carried: Carried) -> Located:
         _before(_next_marks(trace)),
     )
     found, several = live.find(asked["address"], asked["nbytes"], asked["when"])
-    region = np.where(found >= 0, region_of_row[found], -1) if len(start) else found
-    _settle(asked, region, {at: [int(region_of_row[row]) for row in rows] for at, rows in several.items()}, outside)
+    region = np.where(found >= 0, regions.of_row[found], -1) if len(start) else found
+    regions.make(np.unique(np.concatenate([region[region >= 0], earlier])))
+    known = {region.key: region for region in regions.values() if region.key < carried.since}
+    _settle(asked, region, {at: [int(regions.of_row[row]) for row in rows] for at, rows in several.items()}, outside)
     carried.note_regions(blocks, regions)
-    return Located(regions, region_of_row, earlier, _sightings(trace, asked, region), _moves(trace, asked, region))
+    return Located(regions, known, _sightings(trace, asked, region), _moves(trace, asked, region))
 
 
 _QUESTION_DTYPE = np.dtype(
@@ -306,76 +306,17 @@ def _settle(asked: NDArray[Any], region: NDArray[np.int64], several: dict[int, l
             region[at] = known
 
 
-def _sightings(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> dict[int, list[Sighting]]:
-    seen = trace.seen
-    of_row = np.full(len(seen), -1, np.int64)
+def _sightings(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> Sightings:
+    of_row = np.full(len(trace.seen), -1, np.int64)
     about = asked["what"] == _SEEN
     of_row[asked["row"][about]] = region[about]
-    result: dict[int, list[Sighting]] = {}
-    for (span, role, contiguous, address, extent, nbytes), found in zip(in_turn(seen), in_turn(of_row), strict=True):
-        sighting = Sighting(role, found if found >= 0 else None, address, nbytes, extent, bool(contiguous))
-        result.setdefault(span, []).append(sighting)
-    return result
+    return Sightings(trace.seen, of_row)
 
 
-def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> list[Move]:
+def _moves(trace: Trace, asked: NDArray[Any], region: NDArray[np.int64]) -> Moves:
     rows = trace.transfers.rows
     ends = np.full((2, len(rows)), -1, np.int64)
     for side, what in enumerate((_SOURCE, _DESTINATION)):
         about = asked["what"] == what
         ends[side, asked["row"][about]] = region[about]
-    spans = spans_of(rows["sequence"], rows["thread"], trace.marks)
-    return [
-        Move(
-            number,
-            kind,
-            source if source >= 0 else None,
-            destination if destination >= 0 else None,
-            nbytes,
-            caller,
-            span,
-            thread,
-            count,
-            address,
-        )
-        for (number, thread, kind, _, address, nbytes, caller, count), span, source, destination in zip(
-            in_turn(rows), in_turn(spans), *map(in_turn, ends), strict=True
-        )
-    ]
-
-
-def _make_regions(trace: Trace, carried: Carried) -> tuple[list[Region], NDArray[np.int64]]:
-    """The regions of all allocations, and which of them each is of."""
-    blocks = trace.allocations
-    native = np.array([all(frame.native for frame in stack) for stack in blocks.stacks] or [False])
-    goes_on = (blocks.previous >= 0) & ~blocks.moved
-    first = np.flatnonzero(~goes_on)
-    names = ("address", "size", "span", "stack", "enter", "born")
-    columns = (in_turn(getattr(blocks, name)[first]) for name in names)
-    alone = in_turn(native[blocks.stack[first]] & (blocks.span[first] == 0))
-    regions = [
-        Region(number, address, size, [row], span, stack, enter, without_python, born)
-        for number, (row, without_python, address, size, span, stack, enter, born) in enumerate(
-            zip(in_turn(first), alone, *columns, strict=True)
-        )
-    ]
-    region_of_row = np.full(len(blocks.address), -1, np.int64)
-    region_of_row[first] = np.arange(len(first))
-    for row in np.flatnonzero(goes_on).tolist():
-        number = int(region_of_row[blocks.previous[row]])
-        regions[number].rows.append(row)
-        regions[number].nbytes = max(regions[number].nbytes, int(blocks.size[row]))
-        region_of_row[row] = number
-    begun = np.isin(blocks.born[first], np.array(list(carried.regions), np.uint64))
-    for number in np.flatnonzero(begun).tolist():
-        _continue(regions[number], carried, native)
-    return regions, region_of_row
-
-
-def _continue(region: Region, carried: Carried, native: NDArray[np.bool_]) -> None:
-    """Give a region that began in an earlier stretch what it began with."""
-    beginning = carried.regions[region.key]
-    region.key, region.span, region.enter = beginning.key, beginning.span, beginning.enter
-    region.nbytes = max(region.nbytes, beginning.nbytes)
-    region.stack = carried.stacks[beginning.stack]
-    region.native = bool(native[region.stack]) and not region.span
+    return Moves(ends[0], ends[1], spans_of(rows["sequence"], rows["thread"], trace.marks))

@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
     from copytrace.carried import Carried
     from copytrace.flow import Flow
-    from copytrace.lookup import Located, Region
+    from copytrace.lookup import Located
     from copytrace.model import Allocations, Frame, Trace
     from copytrace.operations import Operation, Operations
+    from copytrace.regions import Region
 
 _MOMENTS = 200
 """Most moments of a timeline."""
@@ -59,21 +60,23 @@ class Memory:
         for row, place in zip(earlier.tolist(), born, strict=True):
             self.operation_of_row[row] = carried.owners.get(place, 0)
         self.owners: list[int] = self.operation_of_row.tolist()
-        self.regions_of: list[int] = located.region_of_row.tolist()
+        self.regions_of: list[int] = located.regions.of_row.tolist()
         self.is_lasting = outlives(self.blocks)
-        self.stack_of_region = np.array([region.stack for region in located.regions] or [0])
         stacks = self.blocks.stacks or ((),)
-        self._importing = np.array([by_import(stack) for stack in stacks])
+        importing = np.array([by_import(stack) for stack in stacks])
+        self.imported: set[int] = set(np.flatnonzero(importing[located.regions.stack]).tolist())
+        """The regions that imports allocated."""
         pooled = np.array([_is_pool(stack) for stack in stacks])[self.blocks.stack]
-        self._held = ~(pooled | self._importing[self.blocks.stack])
+        self._held = ~(pooled | importing[self.blocks.stack])
         self.pools: list[int] = np.flatnonzero(pooled & (self.blocks.born >= carried.since)).tolist()
         self._set_up = _set_up(self.blocks, operations, np.flatnonzero(self._held & (self.operation_of_row == 0)))
         for row, place in zip(earlier.tolist(), born, strict=True):
             if place in carried.set_up:
                 self._set_up.setdefault(carried.set_up[place], []).append(row)
         self._sites: dict[int, set[str]] = {}
-        for span in operations.spans.values():
-            self._sites.setdefault(span.operation, set()).add(span.site.name)
+        spans = operations.spans
+        for operation, site, _ in spans.sites_of_operations:
+            self._sites.setdefault(operation, set()).add(spans.sites[site].name)
         sequence = np.concatenate([trace.spans["enter"], trace.spans["exit"]]).astype(np.float64)
         order = np.argsort(sequence)
         moment = np.concatenate([trace.spans["started"], trace.spans["ended"]]).astype(np.float64)[order]
@@ -125,22 +128,30 @@ class Memory:
         """The names of the sites that were called in operations."""
         return set[str]().union(*(self._sites[op.root.id] for op in group))
 
-    def is_imported(self, region: Region) -> bool:
-        """Whether an import allocated a region."""
-        return bool(region.rows) and bool(self._importing[region.stack])
+    def allocated_in(self, operation: int, numbers: set[int]) -> set[int]:
+        """Those of some regions that an operation allocated or reallocated."""
+        regions = self.located.regions
+        blocks = np.array([number for number in numbers if regions.is_block(number)], np.int64)
+        inside = self.operation_of_row[regions.first[blocks]] == operation
+        later = regions.later.keys() & numbers
+        again = (number for number in later if any(self.owners[row] == operation for row in regions.later[number]))
+        return {*blocks[inside].tolist(), *again}
 
-    def lives(self, regions: Iterable[int]) -> tuple[list[float], dict[int, float]] | None:
-        """For how many nanoseconds regions were kept, and of those that outlive the stretch, by key, since when they
-        are; None when one of them is not known.
+    def lives(self, numbers: set[int]) -> tuple[float, dict[int, float]] | None:
+        """For how many nanoseconds at most regions were kept that ended in the stretch, and of those that outlive it,
+        by key, since when they are; None when one of them is not known.
         """
-        chosen = [self.located.regions[region] for region in set(regions)]
-        if not all(region.rows for region in chosen) or not len(self._sequence):
+        regions = self.located.regions
+        chosen = np.array(sorted(numbers), np.int64)
+        if not len(self._sequence) or not all(map(regions.is_block, numbers)):
             return None
-        begun = self._time(np.array([region.enter for region in chosen])).tolist()
-        ended = self._ended(chosen)
-        over = [end - begin for begin, end in zip(begun, ended, strict=True) if end is not None]
-        going_on = zip(chosen, begun, ended, strict=True)
-        return over, {region.key: begin for region, begin, end in going_on if end is None}
+        last = regions.first[chosen]
+        for at in np.flatnonzero(np.isin(chosen, list(regions.later))).tolist():
+            last[at] = regions.last(int(chosen[at]))
+        begun, ended = self._time(regions.enter[chosen]), self._time(self.blocks.leave[last])
+        living = self.is_lasting[last]
+        longest = float(np.max(ended - begun, where=~living, initial=0.0))
+        return longest, dict(zip(regions.key[chosen[living]].tolist(), begun[living].tolist(), strict=True))
 
     def ends(self, keys: Iterable[int]) -> dict[int, float]:
         """Nanoseconds at which those of the regions of earlier stretches ended that do not outlive this one."""
@@ -163,14 +174,14 @@ class Memory:
         if not self.blocks.recorded or not len(self._sequence):
             return None
         rows = self.rows_of([op.root.id])
-        region = self.located.region_of_row[rows]
+        region = self.located.regions.of_row[rows]
         held = [roles.get(number, "temporary") in ("extra", "temporary") for number in region.tolist()]
         rows, region = rows[np.array(held, bool)], region[np.array(held, bool)]
         if not len(rows):
             return Timeline((0.0,), (), (), op.payload)
         position, change = self._changes(rows)
         when = self._time(np.concatenate([self.blocks.enter[rows], self.blocks.leave[rows]]))
-        stack = self.stack_of_region[region]
+        stack = self.located.regions.stack[region]
         _, first, inverse = np.unique(stack, return_index=True, return_inverse=True)
         named = [layer_of(number, op.root.id) for number in region[first].tolist()]
         layers = sorted(set(named))
@@ -201,20 +212,14 @@ class Memory:
 
 
 def _operations_of_rows(trace: Trace, operations: Operations, located: Located, moved: Flow) -> NDArray[np.int64]:
-    blocks = trace.allocations
-    spans = trace.spans["id"]
-    of_span = np.array([operations.spans[number].operation for number in spans.tolist()], np.int64)
-    result = np.zeros(len(blocks.address), np.int64)
-    if len(spans):
-        found = np.minimum(np.searchsorted(spans, blocks.span), len(spans) - 1)
-        known = spans[found] == blocks.span
-        result[known] = of_span[found[known]]
-    for region in located.regions:
+    blocks, regions = trace.allocations, located.regions
+    result = operations.spans.operations_of(blocks.span)
+    told = np.array(moved.operation_of[: len(regions.first)], np.int64)
+    for region in regions.at(np.flatnonzero((told > 0) & (regions.span == 0))):
         operation = moved.operation_of[region.id]
-        if operation and not region.span:
-            left = operations.spans[operation].exit
-            inside = (row for row in region.rows if row == region.rows[0] or blocks.enter[row] < left)
-            result[[row for row in inside if not result[row]]] = operation
+        left = operations.spans[operation].exit
+        inside = (row for row in region.rows if row == region.rows[0] or blocks.enter[row] < left)
+        result[[row for row in inside if not result[row]]] = operation
     own = np.array([stack == OWN_STACK for stack in blocks.stacks] or [False], bool)
     result[own[blocks.stack]] = 0
     return result
@@ -226,9 +231,7 @@ def _set_up(blocks: Allocations, operations: Operations, free: NDArray[np.int64]
     """
     asked: dict[int, str] = {}
     stores: dict[int, str] = {}
-    for span in operations.spans.values():
-        if span.operation:
-            continue
+    for span in operations.spans.at(np.flatnonzero(operations.spans.operation == 0)):
         store = str(span.attributes.get("store", "")) if span.site.kind == "request" else ""
         stores[span.id] = stores.get(span.parent) or store
         name = span.site.name if span.site.kind == "context" else asked.get(span.parent, "")

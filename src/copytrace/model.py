@@ -29,6 +29,9 @@ MARK_BASE = 11003
 """Where there is no extension it allocates ``MARK_BASE + n % MARK_PERIOD`` bytes and frees them at once."""
 MARK_PERIOD = 1024
 
+MUTED = 1 << 63
+"""In the id of a span that is left out by sampling, as is what it calls; no such span is in a trace."""
+
 SPAN_DTYPE = np.dtype(
     [
         ("id", "<u8"),  # from 1; 0 is "no span"

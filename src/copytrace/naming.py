@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from copytrace.flow import Edge
-    from copytrace.lookup import Located, Region
+    from copytrace.lookup import Located
     from copytrace.model import Trace
-    from copytrace.operations import Operations, SpanView
+    from copytrace.operations import Operations
+    from copytrace.regions import Region
+    from copytrace.tree import SpanView
 
 UNKNOWN = "(unknown)"
 
@@ -143,13 +145,13 @@ class Namer:
         into = self.regions[edge.destination] if edge.destination is not None else None
         out = self.regions[edge.source] if edge.source is not None else None
         memory = out if edge.kind == "flush" else into
-        span = self.spans.get(edge.span)
+        chain = self.spans.chain_of(edge.span)
         fresh = into is not None and bool(into.rows) and edge.kind != "flush" and _fresh(into, edge)
         key = (
             edge.kind,
             edge.mover,
-            span.chain if span else -1,
-            edge.operation if not span else 0,
+            chain,
+            edge.operation if chain < 0 else 0,
             memory.stack if memory else -1,
             edge.caller,
             fresh,
@@ -157,6 +159,7 @@ class Namer:
         )
         name = self._of_edge.get(key)
         if name is None:
+            span = self.spans.get(edge.span)
             if edge.mover and span is not None:
                 name = self._mover(edge, span, into)
             else:
@@ -238,12 +241,12 @@ class Namer:
                 votes.setdefault(edge.operation, Counter())[self.moved_by[edge.caller].layer] += edge.nbytes
         layers: dict[str, str] = {}
         probed: dict[int, Counter[str]] = {}
-        for span in self.spans.values():
-            library = span.site.library
+        for operation, site, count in self.spans.sites_of_operations:
+            library = self.spans.sites[site].library
             if library not in layers:
                 layers[library] = layer_of_native("", "", f"_{library}") or layer_of_native("", "", library)
             if layers[library]:
-                probed.setdefault(span.operation, Counter())[layers[library]] += 1
+                probed.setdefault(operation, Counter())[layers[library]] += count
         return {operation: counts.most_common(1)[0][0] for operation, counts in (probed | votes).items()}
 
 

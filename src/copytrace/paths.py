@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from copytrace.flow import Edge
-    from copytrace.lookup import Located, Region
+    from copytrace.lookup import Located
     from copytrace.memory import Memory
     from copytrace.model import Trace
     from copytrace.naming import Namer
     from copytrace.operations import Operation
+    from copytrace.regions import Region
 
 CHANGES = frozenset({"encode", "decode", "convert"})
 LEAST_CHANGE = 0.02
@@ -82,9 +83,9 @@ class _Temporaries:
     group: _Group
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
-    def add(self, nbytes: int, place: int) -> None:
+    def add(self, nbytes: int, place: int, more: int = 1) -> None:
         count, first = self.sizes.get(nbytes, (0, place))
-        self.sizes[nbytes] = count + 1, first
+        self.sizes[nbytes] = count + more, first
 
 
 @dataclass(slots=True)
@@ -118,12 +119,12 @@ class _Sums:
     living: dict[int, float] = field(default_factory=dict)
     """Destinations that live on, and since when."""
 
-    def lived(self, lives: tuple[list[float], dict[int, float]] | None) -> None:
+    def lived(self, lives: tuple[float, dict[int, float]] | None) -> None:
         if lives is None or self.longest is None:
             self.longest, self.living = None, {}
             return
-        over, living = lives
-        self.longest = max([self.longest, *over])
+        longest, living = lives
+        self.longest = max(self.longest, longest)
         self.living = living | self.living
 
 
@@ -204,18 +205,9 @@ class PathSums:
         self.observed += sum(edge.observed for edge in edges)
         self.holders |= {op.root.id: op.payload for op in group}
         operation = group[0].root.id
-        self._place(stretch, edges, roles, operation)
-        self._add_steps(stretch, edges, roles)
+        self._add_steps(stretch, edges, self._place(stretch, edges, roles, operation))
         rows = stretch.memory.rows_of(self.holders)
-        fresh = rows[stretch.trace.allocations.born[rows] >= stretch.since]
-        of_stack: dict[int, _Temporaries] = {}
-        for (number, _), nbytes in self._temporary(stretch, fresh.tolist()).items():
-            self.placed += 1
-            region = stretch.located.regions[number]
-            alike = of_stack.get(region.stack)
-            if alike is None:
-                alike = of_stack[region.stack] = self._as_temporary(stretch, region, operation, self.temporaries)
-            alike.add(nbytes, self.placed)
+        self._add_temporaries(stretch, rows[stretch.trace.allocations.born[rows] >= stretch.since], operation)
         if len(rows):
             self._rise(stretch, rows, group)
         largest = max(group, key=lambda op: op.payload)
@@ -224,19 +216,21 @@ class PathSums:
                 largest, roles[largest.root.id], lambda region, op: _layer_of(stretch, region, op)
             )
 
-    def _place(self, stretch: Stretch, edges: Iterable[Edge], roles: Roles, operation: int) -> None:
+    def _place(
+        self, stretch: Stretch, edges: Iterable[Edge], roles: Roles, operation: int
+    ) -> list[tuple[_Group | None, _Group | None]]:
         """Put each region that is an end of an edge into a group, in the order in which bytes first reached or left
-        it.
+        it. Returns the groups of each edge's source and destination.
         """
-        regions = stretch.located.regions
-        for edge in edges:
-            for end in (edge.source, edge.destination):
-                if end is None:
-                    continue
-                region, role = regions[end], roles[edge.operation][end]
-                known = self.known.setdefault(region.key, _Known())
-                if role in known.groups:
-                    continue
+        regions, known_of = stretch.located.regions, self.known
+        places: dict[tuple[int, str], _Group] = {}
+
+        def placed(end: int, role: str) -> _Group:
+            region = regions[end]
+            known = known_of.get(region.key)
+            if known is None:
+                known = known_of[region.key] = _Known()
+            if role not in known.groups:
                 key, layer, site = _described(stretch, region, role, operation)
                 group = self.groups.get(key)
                 if group is None:
@@ -244,48 +238,79 @@ class PathSums:
                 group.bytes += region.nbytes
                 group.pieces += 1
                 known.groups[role] = group
-        for op, of_op in roles.items():
-            for number, role in of_op.items():
-                known = self.known.setdefault(regions[number].key, _Known())
-                if any(stretch.memory.owners[row] == op for row in regions[number].rows):
-                    known.role = role
+            return places.setdefault((end, role), known.groups[role])
 
-    def _add_steps(self, stretch: Stretch, edges: Iterable[Edge], roles: Roles) -> None:
-        regions = stretch.located.regions
-
-        def group_of(edge: Edge, end: int | None) -> _Group | None:
-            return None if end is None else self.known[regions[end].key].groups[roles[edge.operation][end]]
-
-        merged: dict[_Step, list[Edge]] = {}
+        found: list[tuple[_Group | None, _Group | None]] = []
         for edge in edges:
+            of_op = roles[edge.operation]
+            groups = [
+                None if end is None else places.get((end, of_op[end])) or placed(end, of_op[end])
+                for end in (edge.source, edge.destination)
+            ]
+            found.append((groups[0], groups[1]))
+        for op, of_op in roles.items():
+            inside = stretch.memory.allocated_in(op, set(of_op))
+            for number, role in of_op.items():
+                known = known_of.get(regions[number].key)
+                if known is None:
+                    known = known_of[regions[number].key] = _Known()
+                if number in inside:
+                    known.role = role
+        return found
+
+    def _add_steps(
+        self, stretch: Stretch, edges: Iterable[Edge], groups: Iterable[tuple[_Group | None, _Group | None]]
+    ) -> None:
+        """``groups`` are those of the ends of each edge."""
+        regions = stretch.located.regions
+        merged: dict[_Step, list[Edge]] = {}
+        for edge, (source, destination) in zip(edges, groups, strict=True):
             name = stretch.namer.edge(edge)
             called = name.layer, name.frame.function, name.primitive if edge.mover else ""
-            source, destination = group_of(edge, edge.source), group_of(edge, edge.destination)
             key = edge.kind, source.key if source else None, destination.key if destination else None, called
-            merged.setdefault(key, []).append(edge)
-            if key not in self.steps:
-                self.steps[key] = _Sums(edge.kind, source, destination, name, edge.mover, edge.evidence)
+            same = merged.get(key)
+            if same is None:
+                same = merged[key] = []
+                if key not in self.steps:
+                    self.steps[key] = _Sums(edge.kind, source, destination, name, edge.mover, edge.evidence)
+            same.append(edge)
         for key, same in merged.items():
             sums = self.steps[key]
             sums.count += sum(edge.count for edge in same)
             sums.bytes += sum(edge.nbytes for edge in same)
-            sums.evidence = weakest([sums.evidence, *(edge.evidence for edge in same)])
-            sums.sources.add({regions[e.source].key for e in same if e.source is not None})
-            sums.destinations.add({regions[e.destination].key for e in same if e.destination is not None})
-            sums.lived(stretch.memory.lives(e.destination for e in same if e.destination is not None))
+            sums.evidence = weakest({sums.evidence, *(edge.evidence for edge in same)})
+            sources = {edge.source for edge in same if edge.source is not None}
+            destinations = {edge.destination for edge in same if edge.destination is not None}
+            sums.sources.add({regions[number].key for number in sources})
+            sums.destinations.add({regions[number].key for number in destinations})
+            sums.lived(stretch.memory.lives(destinations))
 
-    def _temporary(self, stretch: Stretch, rows: Sequence[int]) -> dict[tuple[int, int], int]:
-        """The bytes of each region of ``rows`` that is on the way of no payload, by region and operation."""
-        regions, regions_of, owners = stretch.located.regions, stretch.memory.regions_of, stretch.memory.owners
-        found: dict[tuple[int, int], int] = {}
-        sizes = stretch.trace.allocations.size[np.array(rows, np.int64)].tolist()
-        for row, nbytes in zip(rows, sizes, strict=True):
-            number = regions_of[row]
-            if regions[number].key not in self.known:
-                place = number, owners[row]
-                if nbytes > found.get(place, 0):
-                    found[place] = nbytes
-        return found
+    def _temporary(self, stretch: Stretch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Region, operation and bytes of what of ``rows`` is on the way of no payload, in the order of the first row of
+        each; shape (n, 3).
+        """
+        regions, memory = stretch.located.regions, stretch.memory
+        rows = rows[~np.isin(regions.key[regions.of_row[rows]], np.array(list(self.known), np.int64))]
+        number, operation = regions.of_row[rows], memory.operation_of_row[rows]
+        order = np.lexsort((operation, number))
+        told = np.stack([number, operation, stretch.trace.allocations.size[rows].astype(np.int64)], axis=1)[order]
+        if not len(rows):
+            return told
+        first = np.flatnonzero(np.append(True, (np.diff(told[:, :2], axis=0) != 0).any(axis=1)))
+        distinct = told[first]
+        distinct[:, 2] = np.maximum.reduceat(told[:, 2], first)
+        return distinct[np.argsort(np.minimum.reduceat(order, first))]
+
+    def _add_temporaries(self, stretch: Stretch, rows: NDArray[np.int64], operation: int) -> None:
+        found = self._temporary(stretch, rows)
+        regions = stretch.located.regions
+        alike = np.stack([regions.stack[found[:, 0]].astype(np.int64), found[:, 2]], axis=1)
+        distinct, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
+        for (_, nbytes), at, count in zip(distinct.tolist(), first.tolist(), counts.tolist(), strict=True):
+            region = regions[int(found[at, 0])]
+            temporaries = self._as_temporary(stretch, region, operation, self.temporaries)
+            temporaries.add(nbytes, self.placed + 1 + at, count)
+        self.placed += len(found)
 
     def _as_temporary(
         self, stretch: Stretch, region: Region, operation: int, among: dict[_Key, _Temporaries]
@@ -308,11 +333,13 @@ class PathSums:
         owners = high.open.union(memory.owners[row] for row in extra)
         peak = self.peak = _Peak(high.total, payload=sum(self.holders[op] for op in owners))
         set_up = _known_for(stretch, high.set_up, operation)
-        for (number, _), nbytes in self._temporary(stretch, set_up).items():
+        for number, _, nbytes in self._temporary(stretch, np.array(set_up, np.int64)).tolist():
             self._as_temporary(stretch, located.regions[number], operation, peak.set_up).add(nbytes, 0)
         there = [*high.alive, *set_up]
         numbers = {memory.regions_of[row] for row in there}
-        held = self._temporary(stretch, [row for number in numbers for row in located.regions[number].rows])
+        rows_there = [row for number in numbers for row in located.regions[number].rows]
+        temporary = self._temporary(stretch, np.array(rows_there, np.int64)).tolist()
+        held = {(number, operation): nbytes for number, operation, nbytes in temporary}
         for row in there:
             size, on_path = int(stretch.trace.allocations.size[row]), known(row)
             if on_path is None or on_path.role == "extra":

@@ -26,7 +26,7 @@ import numpy as np
 from copytrace.callers import callers
 from copytrace.errors import CopytraceError
 from copytrace.extents import WRAPPERS, extents, forget
-from copytrace.model import SiteInfo
+from copytrace.model import MUTED, SiteInfo
 from copytrace.pending import NAME as PENDING
 from copytrace.pending import Pending
 
@@ -55,9 +55,6 @@ SITES = "sites.jsonl"
 
 pack_span = struct.Struct("<QQIIQQQQQQB").pack
 pack_seen = struct.Struct("<QBBQQQ").pack
-
-MUTED = 1 << 63
-"""In the id of a span that is left out by sampling, as is what it calls."""
 
 parent_span: ContextVar[int] = ContextVar("copytrace_span", default=0)
 """The span that a new one is a child of."""

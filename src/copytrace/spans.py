@@ -10,8 +10,8 @@ import time
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from copytrace.model import OUTPUT
-from copytrace.recorder import MUTED, native, pack_span, parent_span, recorder, thread_state
+from copytrace.model import MUTED, OUTPUT
+from copytrace.recorder import native, pack_span, parent_span, recorder, thread_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable

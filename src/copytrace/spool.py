@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+from copytrace.model import MUTED, SEEN_DTYPE, SPAN_DTYPE, SiteInfo
 from copytrace.pending import Spooled
 from copytrace.recorder import ATTRIBUTES, FILES, SEEN, SITES, SPANS
 
@@ -55,7 +55,7 @@ class Spool:
     def _whole(self, spans: NDArray[Any]) -> NDArray[Any]:
         """Those of which site and attributes are there."""
         known = (spans["site"] < len(self.sites)) & (spans["attributes"] < self.attributes.count)
-        return spans[known & (spans["parent"] < spans["id"])]
+        return spans[known & (spans["parent"] < spans["id"]) & (spans["id"] < MUTED)]
 
 
 class Table:

@@ -14,17 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from copytrace.model import Trace
-    from copytrace.operations import Operations, SpanView
+    from copytrace.operations import Operations
+    from copytrace.tree import SpanView
 
 
 def tell(trace: Trace, ops: Operations, copied: Mapping[int, int]) -> tuple[Task, ...]:
     """The tasks of a trace in the order in which they began; ``copied`` maps the span of an operation to the bytes that
     it copied.
     """
-    spans = sorted((span for span in ops.spans.values() if "task" in span.attributes), key=lambda span: span.enter)
+    named = np.flatnonzero(ops.spans.described(lambda attributes: "task" in attributes))
+    spans = sorted(ops.spans.at(named), key=lambda span: span.enter)
     if not spans:
         return ()
-    inside = {span.id: _beneath(span, ops.spans) for span in spans}
+    inside = {span.id: set(ops.spans.beneath(span.id)) for span in spans}
     found = []
     for span in spans:
         roots = [op for op in ops.by_root.values() if op.root.id in inside[span.id]]
@@ -63,15 +65,6 @@ def projected(tasks: tuple[Task, ...], plan: Any) -> tuple[Task, ...]:
 
 def _overlap(one: SpanView, other: SpanView) -> bool:
     return one.enter < other.exit and other.enter < one.exit
-
-
-def _beneath(span: SpanView, spans: Mapping[int, SpanView]) -> set[int]:
-    found, waiting = {span.id}, list(span.children)
-    while waiting:
-        number = waiting.pop()
-        found.add(number)
-        waiting += spans[number].children
-    return found
 
 
 def _peak(trace: Trace, span: SpanView, inside: set[int], alone: bool) -> int:

@@ -245,12 +245,12 @@ class Recorded:
 
 
 class MarkTable:
-    """Rows of ``MARK_DTYPE`` that are in pieces: ``piece`` reads one of ``count``. No more than the last one that was
-    read is kept.
+    """Rows of ``MARK_DTYPE`` that are in pieces: ``piece`` reads one of ``count``. No more than the last few that were
+    read are kept.
     """
 
     def __init__(self, piece: Callable[[int], NDArray[Any]], count: int) -> None:
-        self._piece = lru_cache(1)(piece)
+        self._piece = lru_cache(4)(piece)
         self._starts = [0, *accumulate(len(piece(number)) for number in range(count))]
 
     def __len__(self) -> int:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from operator import attrgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from copytrace.flow import Edge
 from copytrace.model import DESTINATION, INPUT, OUTPUT
@@ -58,7 +61,7 @@ def complete(operations: Operations, located: Located, flow: Flow, moved_by: Seq
         _adopt(operation, operations, located, flow)
         edges = [edge for edge in flow.edges if edge.operation == operation.root.id]
         _Codec(operations, located, flow, operation, moved_by).settle(edges)
-    flow.edges.sort(key=lambda edge: edge.sequence)
+    flow.edges.sort(key=attrgetter("sequence"))
 
 
 def _adopt(operation: Operation, operations: Operations, located: Located, flow: Flow) -> None:
@@ -67,9 +70,10 @@ def _adopt(operation: Operation, operations: Operations, located: Located, flow:
     for other in operations.by_root.values():
         if other is not operation and other.root.enter < root.exit and root.enter < other.root.exit:
             return
-    for region in located.regions:
-        if region.native and not flow.operation_of[region.id] and root.enter <= region.enter < root.exit:
-            flow.operation_of[region.id] = root.id
+    regions = located.regions
+    opened = (regions.enter >= root.enter) & (regions.enter < root.exit)
+    for number in np.flatnonzero(regions.native & opened).tolist():
+        flow.operation_of[number] = flow.operation_of[number] or root.id
     for edge in flow.edges:
         if not edge.operation and root.enter <= edge.sequence < root.exit:
             ends = (edge.destination, edge.source)
@@ -106,12 +110,10 @@ class _Codec:
 
     def _look(self, operations: Operations) -> None:
         roles = (OUTPUT, DESTINATION) if self.reads else (INPUT,)
-        stack = [self.operation.root.id]
-        while stack:
-            span = operations.spans[stack.pop()]
-            stack += span.children
+        for number in operations.spans.beneath(self.operation.root.id):
+            span = operations.spans[number]
             if not span.is_metadata and span.site.kind in ("operation", "context"):
-                for seen in self.located.sightings.get(span.id, ()):
+                for seen in self.located.sightings.of(number):
                     if seen.role in roles and seen.region is not None:
                         self.given[seen.region] = max(seen.nbytes, self.given.get(seen.region, 0))
                         if seen.role == DESTINATION:
@@ -142,18 +144,15 @@ class _Codec:
 
     def _owned(self) -> list[int]:
         least = max(_SMALLEST_SHARE * self.operation.payload / max(1, self.operation.chunks), 512)
-        regions = [
-            region.id
-            for region in self.located.regions
-            if region.nbytes >= least
-            and (
-                self.flow.operation_of[region.id] == self.operation.root.id or (self.reads and region.id in self.given)
-            )
-        ]
-        return sorted(regions, key=lambda region: self.located.regions[region].enter)
+        regions = self.located.regions
+        operation = np.array(self.flow.operation_of[: len(regions.nbytes)], np.int64)
+        owned = set(np.flatnonzero((operation == self.operation.root.id) & (regions.nbytes >= least)).tolist())
+        if self.reads:
+            owned |= {region for region in self.given if regions[region].nbytes >= least}
+        return sorted(sorted(owned), key=lambda region: regions[region].enter)
 
     def _was_made(self, region: int, came: dict[int, int], went: dict[int, int]) -> bool:
-        if came.get(region) or not self.located.regions[region].rows:
+        if came.get(region) or not self.located.regions.is_block(region):
             return False
         return bool(went.get(region)) or (self.reads and region in self.given)
 
