@@ -46,7 +46,7 @@ def copies(k: int, mark: str = "", ending: str = "") -> int:
 def client() -> Iterator[Client]:
     distributed = pytest.importorskip("distributed", reason="distributed is not installed")
     cluster = distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=None
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0", memory_limit=None
     )
     client = distributed.Client(cluster)
     yield client
@@ -129,7 +129,7 @@ def test_workers_that_are_threads_are_refused() -> None:
     from copytrace.distributed import TracedWorkers
 
     with (
-        distributed.Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None) as client,
+        distributed.Client(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as client,
         pytest.raises(CopytraceError, match="threads of this process"),
     ):
         TracedWorkers(client).__enter__()
