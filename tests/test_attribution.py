@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -436,18 +437,26 @@ def test_what_a_codec_in_native_code_filled_is_one_encode_of_the_bytes_that_left
     assert (path.best_achievable, path.avoidable) == (1, 0.0)
 
 
+def decode(story: Story, encoded: int, *, at: int = 0, thread: int = MAIN, pieces: int = 5) -> int:
+    """A read that native code decodes, still open: fetched to ``BLOCK``, decoded to ``RESULT``, both moved by ``at``.
+    The hook sees ``pieces`` of it move from one to the other.
+    """
+    operation = story.enter(
+        ZARRISTA_READ, thread=thread, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("zstd",)
+    )
+    story.allocate(BLOCK + at, encoded, FETCHED_BY, ZARRISTA, thread=WORKER)
+    story.move("fetch", 7, BLOCK + at, encoded, ZARRISTA, thread=WORKER)
+    story.allocate(RESULT + at, SIZE, DECODED_BY, thread=WORKER)
+    for piece in range(pieces):
+        source, into = BLOCK + at + piece * 8192, RESULT + at + piece * 8192
+        story.move("copy", source, into, 8192, LITERALS, thread=WORKER)
+    story.see(operation, OUTPUT, RESULT + at, SIZE)
+    return operation
+
+
 def test_a_decode_in_native_code_takes_the_place_of_what_was_seen_inside_it() -> None:
     story, encoded = Story(), 700_001
-    operation = story.enter(
-        ZARRISTA_READ, payload=SIZE, api="zarrista.Array", store="FilesystemStore", codecs=("bytes", "zstd")
-    )
-    story.allocate(BLOCK, encoded, FETCHED_BY, ZARRISTA, thread=WORKER)
-    story.move("fetch", 7, BLOCK, encoded, ZARRISTA, thread=WORKER)
-    story.allocate(RESULT, SIZE, DECODED_BY, thread=WORKER)
-    for piece in range(5):
-        story.move("copy", BLOCK + piece * 8192, RESULT + piece * 8192, 8192, LITERALS, thread=WORKER)
-    story.see(operation, OUTPUT, RESULT, SIZE)
-    story.leave(operation)
+    story.leave(decode(story, encoded))
     path = only_path(story)
     assert [(s.kind, s.bytes, s.layer) for s in path.steps] == [
         ("fetch", encoded, "zarrista"),
@@ -455,6 +464,34 @@ def test_a_decode_in_native_code_takes_the_place_of_what_was_seen_inside_it() ->
     ]
     assert path.steps[1].source == path.steps[0].destination
     assert path.copies == 1.0
+
+
+def test_what_only_time_ties_to_a_read_is_of_no_read_where_two_are_open() -> None:
+    story, encoded = Story(), 700_001
+    first = decode(story, encoded, pieces=0)
+    second = decode(story, encoded, at=1 << 30, thread=2, pieces=0)
+    story.leave(first)
+    story.leave(second, thread=2)
+    story.leave(decode(story, encoded, at=2 << 30, pieces=0))
+    path = only_path(story)
+    assert [(s.kind, s.bytes, s.count) for s in path.steps] == [
+        ("decode", 2 * SIZE, 2),
+        ("fetch", encoded, 1),
+        ("decode", SIZE, 1),
+    ]
+
+
+def test_each_of_many_reads_is_decoded_in_native_code_by_itself() -> None:
+    story, encoded, reads = Story(), 700_001, 4000
+    for number in range(reads):
+        story.leave(decode(story, encoded, at=number << 30))
+    began = time.process_time()
+    path = only_path(story)
+    assert time.process_time() - began < 15, "all blocks, edges and reads are looked through for each read"
+    assert [(s.kind, s.bytes, s.count) for s in path.steps] == [
+        ("fetch", reads * encoded, reads),
+        ("decode", reads * SIZE, reads),
+    ]
 
 
 def test_without_compression_a_block_that_nothing_filled_is_no_decode() -> None:

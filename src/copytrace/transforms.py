@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from itertools import accumulate
+from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -22,10 +24,13 @@ from copytrace.operations import compresses
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from copytrace.flow import Flow
     from copytrace.lookup import Located
     from copytrace.model import Frame
     from copytrace.operations import Operation, Operations
+    from copytrace.tree import SpanView
 
 _CODEC = re.compile(
     r"^(ZSTD|HUF|FSE|HIST|LZ4|LZ4HC|blosc|blosc2|Blosc|BLOSC|snappy|Brotli|BZ2|lzma|libdeflate|H5Z)_?"
@@ -57,28 +62,72 @@ def complete(operations: Operations, located: Located, flow: Flow, moved_by: Seq
     """
     seen = {edge.operation for edge in flow.edges if edge.mover and edge.kind in ("encode", "decode")}
     unseen = [op for op in operations.by_root.values() if compresses(op.codecs) and op.root.id not in seen]
+    _adopt(unseen, operations, located, flow)
+    edges_of: dict[int, list[Edge]] = defaultdict(list)
+    for edge in flow.edges:
+        edges_of[edge.operation].append(edge)
+    blocks = _Blocks(located, flow)
+    replaced: set[int] = set()
+    made: list[Edge] = []
     for operation in unseen:
-        _adopt(operation, operations, located, flow)
-        edges = [edge for edge in flow.edges if edge.operation == operation.root.id]
-        _Codec(operations, located, flow, operation, moved_by).settle(edges)
+        codec = _Codec(operations, located, flow, operation, moved_by)
+        edges, inside = codec.settle(edges_of[operation.root.id], blocks.of(operation))
+        made += edges
+        replaced.update(map(id, inside))
+    flow.edges = [edge for edge in flow.edges if id(edge) not in replaced] + made
     flow.edges.sort(key=attrgetter("sequence"))
 
 
-def _adopt(operation: Operation, operations: Operations, located: Located, flow: Flow) -> None:
-    """What native threads allocated while only this operation was open belongs to it, and what they moved of it."""
-    root = operation.root
-    for other in operations.by_root.values():
-        if other is not operation and other.root.enter < root.exit and root.enter < other.root.exit:
-            return
-    regions = located.regions
-    opened = (regions.enter >= root.enter) & (regions.enter < root.exit)
-    for number in np.flatnonzero(regions.native & opened).tolist():
-        flow.operation_of[number] = flow.operation_of[number] or root.id
-    for edge in flow.edges:
-        if not edge.operation and root.enter <= edge.sequence < root.exit:
-            ends = (edge.destination, edge.source)
-            if any(region is not None and flow.operation_of[region] == root.id for region in ends):
-                edge.operation = root.id
+def _adopt(unseen: Iterable[Operation], operations: Operations, located: Located, flow: Flow) -> None:
+    """What native threads allocated while only one operation was open, which is ``unseen``, belongs to it, and what
+    they moved of it.
+    """
+    chosen = {op.root.id for op in unseen}
+    alone = [root for root in _open_alone(operations) if root.id in chosen]
+    if not alone:
+        return
+    ids = np.array([root.id for root in alone], np.int64)
+    enter, leave = (np.array([getattr(root, name) for root in alone], np.uint64) for name in ("enter", "exit"))
+
+    def open_at(moments: NDArray[np.uint64]) -> list[int]:
+        place = np.searchsorted(enter, moments, side="right") - 1
+        return np.where((place >= 0) & (moments < leave[place]), ids[place], 0).tolist()  # type: ignore[no-any-return]
+
+    native = np.flatnonzero(located.regions.native)
+    for number, operation in zip(native.tolist(), open_at(located.regions.enter[native]), strict=True):
+        flow.operation_of[number] = flow.operation_of[number] or operation
+    free = [edge for edge in flow.edges if not edge.operation]
+    moments = np.array([edge.sequence for edge in free], np.uint64)
+    for edge, operation in zip(free, open_at(moments), strict=True):
+        ends = (edge.destination, edge.source)
+        if operation and any(region is not None and flow.operation_of[region] == operation for region in ends):
+            edge.operation = operation
+
+
+def _open_alone(operations: Operations) -> list[SpanView]:
+    """The operations' outermost spans during which no other operation was open, in order."""
+    roots = sorted((op.root for op in operations.by_root.values()), key=attrgetter("enter"))
+    over = accumulate((root.exit for root in roots), max, initial=0)
+    following = [*(root.enter for root in roots[1:]), inf]
+    return [
+        root
+        for root, before, after in zip(roots, over, following, strict=False)
+        if before <= root.enter and root.exit <= after
+    ]
+
+
+class _Blocks:
+    """The regions that were allocated, by operation."""
+
+    def __init__(self, located: Located, flow: Flow) -> None:
+        operation = np.array(flow.operation_of[: len(located.regions.first)], np.int64)
+        self._order = np.argsort(operation, kind="stable")
+        self._operation = operation[self._order]
+
+    def of(self, operation: Operation) -> NDArray[np.int64]:
+        """Those of an operation."""
+        begin, end = np.searchsorted(self._operation, (operation.root.id, operation.root.id + 1))
+        return self._order[begin:end]
 
 
 def is_codec(frame: Frame) -> bool:
@@ -119,34 +168,38 @@ class _Codec:
                         if seen.role == DESTINATION:
                             self.existing.add(seen.region)
 
-    def settle(self, edges: Iterable[Edge]) -> None:
+    def settle(self, edges: Iterable[Edge], blocks: NDArray[np.int64]) -> tuple[list[Edge], list[Edge]]:
+        """One edge for each block that a codec filled, and those of the operation's ``edges`` whose place they take.
+        ``blocks`` are its regions.
+        """
         inside = [edge for edge in edges if edge.kind == "copy" and not edge.mover and self._in_codec(edge)]
         inner = set(map(id, inside))
-        outside = [edge for edge in edges if id(edge) not in inner]
         came: dict[int, int] = defaultdict(int)
         went: dict[int, int] = defaultdict(int)
-        for edge in outside:
-            if edge.destination is not None:
-                came[edge.destination] += edge.nbytes
-            if edge.source is not None:
-                went[edge.source] += edge.nbytes
-        made = [region for region in self._owned() if self._was_made(region, came, went)]
+        for edge in edges:
+            if id(edge) not in inner:
+                if edge.destination is not None:
+                    came[edge.destination] += edge.nbytes
+                if edge.source is not None:
+                    went[edge.source] += edge.nbytes
+        owned = self._owned(blocks)
+        made = [region for region in owned if self._was_made(region, came, went)]
         if not made:
-            return
-        used = self._used(came, went)
-        self.flow.edges = [edge for edge in self.flow.edges if id(edge) not in inner]
-        for number, region in enumerate(made):
-            observed = [edge for edge in inside if edge.destination == region]
-            self.flow.edges.append(self._edge(region, self._source(region, number, used, len(made)), went, observed))
+            return [], []
+        used = self._used(owned, came, went)
+        into: dict[int | None, list[Edge]] = defaultdict(list)
+        for edge in inside:
+            into[edge.destination].append(edge)
+        sources = (self._source(region, number, used, len(made)) for number, region in enumerate(made))
+        return [self._edge(*ends, went, into[ends[0]]) for ends in zip(made, sources, strict=True)], inside
 
     def _in_codec(self, edge: Edge) -> bool:
         return edge.caller >= 0 and is_codec(self.moved_by[edge.caller])
 
-    def _owned(self) -> list[int]:
+    def _owned(self, blocks: NDArray[np.int64]) -> list[int]:
         least = max(_SMALLEST_SHARE * self.operation.payload / max(1, self.operation.chunks), 512)
         regions = self.located.regions
-        operation = np.array(self.flow.operation_of[: len(regions.nbytes)], np.int64)
-        owned = set(np.flatnonzero((operation == self.operation.root.id) & (regions.nbytes >= least)).tolist())
+        owned = set(blocks[regions.nbytes[blocks] >= least].tolist())
         if self.reads:
             owned |= {region for region in self.given if regions[region].nbytes >= least}
         return sorted(sorted(owned), key=lambda region: regions[region].enter)
@@ -156,10 +209,10 @@ class _Codec:
             return False
         return bool(went.get(region)) or (self.reads and region in self.given)
 
-    def _used(self, came: dict[int, int], went: dict[int, int]) -> list[int]:
+    def _used(self, owned: Iterable[int], came: dict[int, int], went: dict[int, int]) -> list[int]:
         """Regions that bytes went into and none came out of, in order; on a write also what the caller handed in."""
-        owned = set(self._owned())
-        ends = [region for region in came if region in owned and not went.get(region)]
+        known = set(owned)
+        ends = [region for region in came if region in known and not went.get(region)]
         if self.reads:
             ends = [region for region in ends if region not in self.given]
         elif not ends:
