@@ -45,7 +45,7 @@ def spool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a session leaves that grew a bytearray, kept blocks over two captures and named an operation."""
     path = tmp_path_factory.mktemp("captured") / "spool"
     kept = []
-    with copytrace.session(spool=path):
+    with copytrace.session(spool=str(path)):
         grown = bytearray()
         with copytrace.operation("grow", payload_bytes=300_007):
             while len(grown) < 300_007:

@@ -262,7 +262,7 @@ class Session(Traced):
         follow: bool = False,
         sample: int = 1,
         min_bytes: int = 0,
-        spool: Path | None = None,
+        spool: str | os.PathLike[str] | None = None,
     ) -> None:
         if min_bytes < 0:
             raise CopytraceError(f"min_bytes: {min_bytes} is negative; give a number of bytes from 0 up")
@@ -280,7 +280,7 @@ class Session(Traced):
         self.follow = follow
         self.sample = sample
         self.min_bytes = min_bytes
-        self.spool = spool
+        self.spool = Path(spool) if spool is not None else None
         self._trace: Trace | None = None
         self._failure: Exception | None = None
         self._read: Callable[[], Iterator[Trace]] | None = None
