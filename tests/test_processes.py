@@ -117,11 +117,18 @@ def test_each_start_method(method: str, tmp_path: Path) -> None:
 
 
 POOLS = """
+def stay(name):
+    open(name, "x").close()
+    time.sleep(600)
+
 if __name__ == "__main__":
     from concurrent.futures import ProcessPoolExecutor
     context = multiprocessing.get_context(sys.argv[1])
     with context.Pool(2) as pool:
         print(sorted(pool.map(copies, [1, 2, 3, 4], chunksize=1)))
+        pool.map_async(stay, ["first", "second"], chunksize=1)  # who waits for work may be told to end, and does
+        while not (os.path.exists("first") and os.path.exists("second")):
+            time.sleep(0.01)
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         print(sorted(pool.map(copies, [5, 6, 7, 8])))
 """
