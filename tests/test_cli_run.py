@@ -265,13 +265,21 @@ time.sleep(60)
 """
 
 
+def wait_until_it_sleeps(pid: int) -> None:
+    """The traceback of an interrupt shows where the program was."""
+    until = time.monotonic() + 60
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "S":
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
 def signalled(number: int, folder: Path, traced: bool) -> tuple[int, str]:
     script = write(folder, "script.py", WAITS)
     command = [*TRACED, script] if traced else [*PLAIN, script]
     with start(["env", "--default-signal=INT", *command], folder) as process:  # a background job ignores it
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        time.sleep(0.2)
+        wait_until_it_sleeps(process.pid)
         os.kill(process.pid, number)
         _, err = process.communicate(timeout=60)
         return process.returncode, err
