@@ -1,6 +1,6 @@
 """Other projects' own tests, alone and in a session: no test may change its outcome.
 
-    python tests/peers.py [SUITE...] [--seconds 600]
+    python tests/peers.py [SUITE...] [--seconds 1800]
 
 ``stores`` are zarr's tests of stores; ``obstore`` is what obstore's documentation says of each function; ``zarr`` is
 zarr's own suite, in slices, and ``numcodecs`` numcodecs' own, each taken from what the project publishes, fetched with
@@ -32,10 +32,10 @@ LAST_NUMCODECS_WITH_TESTS = "0.16.5"
 """Later wheels have none; its tests hold for later releases but for what those removed, which fails alone as well."""
 
 
-LEFT_OUT = ("test_docs.py", "test_examples.py", "test_properties.py", "test_regression", "test_store/test_fsspec.py")
-"""Of zarr's suite: what runs the files of its documentation, and what takes many minutes alone. Its benchmarks need a
-plugin and are no tests.
-"""
+BASE = getattr(sys, "_base_executable", sys.executable)
+"""What an environment was made of: it has pip, and runs the scripts that a suite starts with uv."""
+LEFT_OUT = ("test_docs.py", "test_examples.py")
+"""Of zarr's suite: what runs the files of its documentation. Its benchmarks need a plugin and are no tests."""
 SLICES = (
     "test_api.py",
     "test_array.py",
@@ -44,9 +44,11 @@ SLICES = (
     "test_indexing.py",
     "test_metadata",
     "test_pipeline_parity.py",
+    "test_properties.py",
     "test_unified_chunk_grid.py",
     "test_codecs",
     "test_dtype",
+    "test_regression",
     "test_store",
 )
 """Of zarr's suite, each run by itself; the others are run together."""
@@ -102,7 +104,8 @@ def compare(tests: Sequence[str], cwd: Path, *options: str, seconds: float) -> C
         for traced in ("0", "1"):
             out = Path(directory) / traced
             path = os.pathsep.join(filter(None, [str(HERE / "hosts"), os.environ.get("PYTHONPATH", "")]))
-            environment = {"PYTHONPATH": path, "COPYTRACE_PEERS": str(out), "COPYTRACE_PEERS_SESSION": traced}
+            environment = {"PYTHONPATH": path, "UV_PYTHON": BASE}
+            environment |= {"COPYTRACE_PEERS": str(out), "COPYTRACE_PEERS_SESSION": traced}
             command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:copytrace"]
             command += ["-p", "peers_plugin", "--continue-on-collection-errors", *options, *tests]
             printed = _run(command, cwd, environment, seconds)
@@ -140,8 +143,7 @@ def obstore(seconds: float) -> Iterator[Compared]:
 
 
 def _download(requirement: str, into: Path, *options: str) -> Path:
-    python = getattr(sys, "_base_executable", sys.executable)  # an environment may have no pip of its own
-    command = [python, "-m", "pip", "download", "-q", "--no-deps", *options, "-d", str(into), requirement]
+    command = [BASE, "-m", "pip", "download", "-q", "--no-deps", *options, "-d", str(into), requirement]
     subprocess.run(command, check=True)
     return next(into.iterdir())
 
@@ -187,7 +189,7 @@ def _told(counts: Counter[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("suites", nargs="*", metavar="SUITE", default=list(SUITES))
-    parser.add_argument("--seconds", type=float, default=600, help="at most for a slice, alone and in a session")
+    parser.add_argument("--seconds", type=float, default=1800, help="at most for a slice, alone and in a session")
     options = parser.parse_args()
     faulty = False
     for name in options.suites:

@@ -11,7 +11,7 @@ import peers
 @pytest.mark.parametrize("suite", list(peers.SUITES))
 def test_no_test_of_another_project_changes_its_outcome(suite: str) -> None:
     pytest.importorskip("pytest_asyncio")
-    found = sum(peers.SUITES[suite](600), peers.Compared())
+    found = sum(peers.SUITES[suite](1800), peers.Compared())
     assert found.unfinished == ()
     assert found.different == {}
     assert found.swallowed == ()
