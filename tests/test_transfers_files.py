@@ -19,7 +19,7 @@ import pytest
 import movers
 from copytrace.errors import CopytraceError
 from copytrace.model import MARK_ADDRESS, MARK_BASE, MARK_COUNT, MARK_PERIOD
-from copytrace.transfers import Recording, read
+from copytrace.transfers import Recorded, Recording, read
 from movers import Memory, copy, nothing_recorded  # noqa: F401
 
 pytest.importorskip("copytrace._transfers", reason="the native hook is not installed")
@@ -208,6 +208,26 @@ def test_rows_that_were_cut_or_never_finished_are_left_out(spool: Path) -> None:
     less, _ = read(spool)
     gone = {victim, len(rows) - 1, len(rows) - 2}
     assert less.rows["sequence"].tolist() == [n for n in whole.rows["sequence"].tolist() if n not in gone]
+
+
+def test_files_that_are_renamed_and_removed_while_they_are_read(spool: Path) -> None:
+    """As a followed process does that goes on: a segment is a draft at first, and those not used are removed."""
+    whole, marks = read(spool)
+    assert len(whole.rows) > 0
+    last, draft, spare = (spool / f"moves-{name}.bin" for name in ("00000", "00000.00003", "00001"))
+    last.rename(draft)
+    spare.write_bytes(bytes(4800))
+    other = spool / "moves-00000.00004.bin"
+    other.write_bytes(bytes(4800))
+    recorded = Recorded(spool)
+    found = recorded.between(0, 1 << 63, small=True)
+    assert (found[0].rows.tolist(), found[1].tolist()) == (whole.rows.tolist(), marks.tolist())
+    draft.rename(last)
+    spare.unlink()
+    other.unlink()
+    found = recorded.between(0, 1 << 63, small=True)
+    assert (found[0].rows.tolist(), found[1].tolist()) == (whole.rows.tolist(), marks.tolist())
+    assert len(recorded.marks()) == len(marks)
 
 
 def test_a_row_in_the_wrong_place_is_left_out(spool: Path) -> None:

@@ -305,10 +305,10 @@ class PathSums:
         found = self._temporary(stretch, rows)
         regions = stretch.located.regions
         alike = np.stack([regions.stack[found[:, 0]].astype(np.int64), found[:, 2]], axis=1)
-        distinct, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
-        for (_, nbytes), at, count in zip(distinct.tolist(), first.tolist(), counts.tolist(), strict=True):
-            region = regions[int(found[at, 0])]
-            temporaries = self._as_temporary(stretch, region, operation, self.temporaries)
+        _, first, counts = np.unique(alike, axis=0, return_index=True, return_counts=True)
+        for at, count in sorted(zip(first.tolist(), counts.tolist(), strict=True)):
+            number, _, nbytes = found[at].tolist()
+            temporaries = self._as_temporary(stretch, regions[number], operation, self.temporaries)
             temporaries.add(nbytes, self.placed + 1 + at, count)
         self.placed += len(found)
 

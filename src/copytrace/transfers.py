@@ -196,8 +196,11 @@ class Recorded:
         self._spool = spool
         self._counters = _Counters.read(spool / "counters.bin") if self._native else _Counters(0, 0, _NO_SUMS)
         self._objects = Objects.read(spool / "objects.tsv") if self._native else Objects([])
-        files = sorted(spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin")) if self._native else []
-        self._segments = [(_first_of(file, self._counters.row_bits), file) for file in files]
+        self._drafts: dict[int, list[Path]] = {}
+        """By the number of a segment what it is called until it is taken into use, when it was so at first."""
+        for file in spool.glob("moves-[0-9][0-9][0-9][0-9][0-9]*.bin") if self._native else ():
+            self._drafts.setdefault(int(file.name[6:11]), []).extend([file] if file.name.count(".") > 1 else [])
+        self._segments = sorted(self._drafts)
 
     def between(self, first: int, until: int, *, small: bool) -> tuple[Transfers, NDArray[Any]]:
         """The moves and the marks from the sequence ``first`` on and before ``until``. With ``small`` come the sums of
@@ -206,9 +209,9 @@ class Recorded:
         callers: dict[Frame, int] = {}
         moves = [np.empty(0, TRANSFER_DTYPE)]
         marks = [np.empty(0, MARK_DTYPE), *([] if self._native else [self._marks_alone(first, until)])]
-        for start, file in self._segments:
-            if start < until and start + file.stat().st_size // _ROW_DTYPE.itemsize > first:
-                raw = _finished(file, self._counters.row_bits)
+        for segment in self._segments:
+            if segment << self._counters.row_bits < until and (segment + 1) << self._counters.row_bits > first:
+                raw = self._finished(segment)
                 raw = raw[(raw["sequence"] >= first) & (raw["sequence"] < until)]
                 marked = raw["word"] >> _KIND_SHIFT == _MARK
                 marks.append(_marks(raw[marked]))
@@ -234,8 +237,22 @@ class Recorded:
             return MarkTable([self._marks_alone(0, 1 << 63)].__getitem__, 1)
         return MarkTable(self._marks_of_segment, len(self._segments))
 
+    def _finished(self, segment: int) -> NDArray[Any]:
+        """The rows of a segment that were written to the end: each lies where its sequence says, which begins at 1.
+
+        A process that goes on renames and removes files meanwhile; one that was killed may have left drafts.
+        """
+        drafts = [_table(draft, _ROW_DTYPE) for draft in self._drafts[segment]]
+        table = _table(self._spool / f"moves-{segment:05d}.bin", _ROW_DTYPE)
+        found = []
+        for each in [table] if len(table) or not drafts else drafts:
+            first = segment << self._counters.row_bits
+            places = np.arange(first, first + len(each), dtype=np.uint64)
+            found.append(each[(each["sequence"] == places) & (places > 0)])
+        return found[0] if len(found) == 1 else np.sort(np.concatenate(found), order="sequence")
+
     def _marks_of_segment(self, number: int) -> NDArray[Any]:
-        raw = _finished(self._segments[number][1], self._counters.row_bits)
+        raw = self._finished(self._segments[number])
         return _marks(raw[raw["word"] >> _KIND_SHIFT == _MARK])
 
     def _marks_alone(self, first: int, until: int) -> NDArray[Any]:
@@ -270,20 +287,6 @@ class MarkTable:
             start = self._starts[number]
             found.append(self._piece(number)[max(first - start, 0) : until - start])
         return np.concatenate(found)
-
-
-def _finished(file: Path, row_bits: int) -> NDArray[Any]:
-    """The rows of a segment that were written to the end: each lies where its sequence says, which begins at 1."""
-    table = _table(file, _ROW_DTYPE)
-    first = _first_of(file, row_bits)
-    places = np.arange(first, first + len(table), dtype=np.uint64)
-    finished: NDArray[Any] = table[(table["sequence"] == places) & (places > 0)]
-    return finished
-
-
-def _first_of(file: Path, row_bits: int) -> int:
-    """The sequence of the first row of a segment."""
-    return int(file.name[6:11]) << row_bits
 
 
 def _marks(raw: NDArray[Any]) -> NDArray[Any]:
