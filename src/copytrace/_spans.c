@@ -22,7 +22,7 @@
 #define NO_BASE UINT64_MAX
 #define MUTED ((uint64_t)1 << 63)
 
-enum { SPAN_ROWS, SEEN_ROWS, FILES = 3 };
+enum { SPAN_ROWS, SEEN_ROWS, ATTRIBUTE_ROWS, FILES };
 enum { NAME, SITE, LOOKS, BEFORE, OUTPUTS, AFTER, COPIES, PLAN_FIELDS };
 
 typedef struct {
@@ -74,6 +74,7 @@ static PyObject *parent_span, *span_rows, *seen_rows, *python_extents, *wrappers
 static PyTypeObject *ndarray;
 static int has_fields; /* of Array */
 static PyObject *current_mark;
+static uint64_t (*take_mark)(uint64_t span); /* what current_mark does, where that is the hook's */
 static PyObject *state_key, *name_struct, *name_data, *name_throw, *name_close, *name_pop;
 static uint64_t last_span;
 static uint64_t every = 1, outermost, muted_before = UINT64_MAX; /* see set_sampling */
@@ -352,6 +353,10 @@ static int tell(Span *self, uint64_t span, uint64_t *sequence) {
     *sequence = 0;
     if (!self->mark || self->mark != current_mark)
         return 0;
+    if (take_mark) {
+        *sequence = take_mark(span);
+        return 0;
+    }
     PyObject *argument = PyLong_FromUnsignedLongLong(span);
     PyObject *number = argument ? PyObject_CallOneArg(self->mark, argument) : NULL;
     Py_XDECREF(argument);
@@ -813,6 +818,13 @@ static PyTypeObject Unstarted_Type = {
 
 static PyObject *set_mark(PyObject *module, PyObject *mark) {
     (void)module;
+    PyObject *of = PyCFunction_Check(mark) ? PyCFunction_GET_SELF(mark) : NULL;
+    PyObject *own = of ? PyObject_GetAttrString(of, "mark") : NULL;
+    PyObject *directly = own == mark ? PyObject_GetAttrString(of, "take_mark") : NULL;
+    take_mark = directly ? (uint64_t (*)(uint64_t))PyCapsule_GetPointer(directly, "copytrace._transfers.take_mark") : NULL;
+    PyErr_Clear(); /* another mark is called as any function is */
+    Py_XDECREF(own);
+    Py_XDECREF(directly);
     Py_XSETREF(current_mark, mark == Py_None ? NULL : Py_NewRef(mark));
     Py_RETURN_NONE;
 }
@@ -866,6 +878,41 @@ static PyObject *settle(PyObject *module, PyObject *args) {
     mirror(file, (((uint64_t *)pending.buf)[file] >> SHIFT) + (uint64_t)count, 0, bytes, rest < AREA ? rest : AREA);
     Py_SET_SIZE(rows, rest);
     Py_RETURN_NONE;
+}
+
+static char *quote(char *at, char *end, PyObject *text) {
+    if (!at || !PyUnicode_Check(text) || !PyUnicode_IS_COMPACT_ASCII(text) || end - at < PyUnicode_GET_LENGTH(text) + 2)
+        return NULL;
+    const char *from = PyUnicode_DATA(text);
+    *at++ = '"';
+    for (Py_ssize_t left = PyUnicode_GET_LENGTH(text); left; left--, from++) {
+        if (*from < ' ' || *from > '~' || *from == '"' || *from == '\\')
+            return NULL;
+        *at++ = *from;
+    }
+    *at++ = '"';
+    return at;
+}
+
+static char *say(char *at, const char *text) {
+    return at ? (char *)memcpy(at, text, strlen(text)) + strlen(text) : NULL;
+}
+
+/* The line that Recorder.request describes, without the cost of making it in Python. */
+static PyObject *request(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (count != 3 || !PyByteArray_CheckExact(args[0])) {
+        PyErr_SetString(PyExc_TypeError, "request(rows, key, store)");
+        return NULL;
+    }
+    char line[512], *end = line + sizeof line - 16, *at = say(line, "{\"key\": ");
+    at = say(quote(at, end, args[1]), ", \"store\": ");
+    at = say(quote(at, end, args[2]), "}\n");
+    if (!at || PyByteArray_GET_SIZE(args[0]) >= MOST_HELD)
+        Py_RETURN_FALSE;
+    if (append_to(args[0], ATTRIBUTE_ROWS, line, at - line))
+        return NULL;
+    Py_RETURN_TRUE;
 }
 
 /* What grows in a span of the user's would be taken for a block of the user's. */
@@ -960,6 +1007,8 @@ static PyMethodDef methods[] = {
     {"outermost", outermost_calls, METH_NOARGS, "outermost() -> how many there were since"},
     {"set_pending", set_pending, METH_O, "set_pending(memory or None): mirror rows in it, see pending.py"},
     {"add", add, METH_VARARGS, "add(file, rows, row): append a row and mirror it"},
+    {"request", (PyCFunction)(void (*)(void))request, METH_FASTCALL,
+     "request(rows, key, store) -> whether its line was added to rows; one that is long or needs escapes is not"},
     {"reserve", reserve, METH_O, "reserve(rows): make room in an empty one for what is held until it is written"},
     {"write_some", write_some, METH_VARARGS, "write_some(descriptor, rows, start) -> how many bytes of rows were written"},
     {"settle", settle, METH_VARARGS, "settle(file, rows, count): the first count bytes of rows were written"},

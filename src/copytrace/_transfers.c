@@ -93,22 +93,27 @@ static PyObject *stop(PyObject *module, PyObject *unused) {
                          totals.lost_marks, "slots", (Py_ssize_t)patched);
 }
 
-static PyObject *mark(PyObject *module, PyObject *argument) {
-    (void)module;
-    uint64_t span = PyLong_AsUnsignedLongLong(argument), count = 0;
-    if (span == (uint64_t)-1 && PyErr_Occurred())
-        return NULL;
+static uint64_t take_mark(uint64_t span) {
+    uint64_t count = 0;
     if (state == OPEN && hooking && !patching && copytrace_slots_stale())
         patch_objects(0);
     uint64_t sequence = copytrace_mark(span, &count);
     if (!sequence)
-        return PyLong_FromUnsignedLongLong(copytrace_sequence());
+        return copytrace_sequence();
     if (markers) { /* memray notes the end of a mapping before the kernel refuses it, and takes no stack for that */
         int error = errno;
         munmap((void *)MARK_ADDRESS, 1 + count % MARK_COUNT);
         errno = error;
     }
-    return PyLong_FromUnsignedLongLong(sequence);
+    return sequence;
+}
+
+static PyObject *mark(PyObject *module, PyObject *argument) {
+    (void)module;
+    uint64_t span = PyLong_AsUnsignedLongLong(argument);
+    if (span == (uint64_t)-1 && PyErr_Occurred())
+        return NULL;
+    return PyLong_FromUnsignedLongLong(take_mark(span));
 }
 
 static PyObject *set_markers(PyObject *module, PyObject *on) {
@@ -173,5 +178,10 @@ PyMODINIT_FUNC PyInit__transfers(void) {
         return PyErr_Format(PyExc_ImportError, "%s", dlerror());
     copytrace_hooks_initialise();
     copytrace_slots_initialise();
-    return PyModule_Create(&definition);
+    PyObject *module = PyModule_Create(&definition);
+    PyObject *directly = module ? PyCapsule_New((void *)take_mark, "copytrace._transfers.take_mark", NULL) : NULL;
+    if (!directly || PyModule_AddObjectRef(module, "take_mark", directly))
+        Py_CLEAR(module);
+    Py_XDECREF(directly);
+    return module;
 }

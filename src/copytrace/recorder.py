@@ -300,12 +300,17 @@ class Recorder:
         again.
         """
         with self._lock:
+            if native is not None and self._files and native.request(self._attribute_lines, key, store):
+                return self._added()
             return self._add(f'{{"key": {quoted(key)}, "store": {quoted(store)}}}')
 
     def _add(self, line: str) -> int:
         if not self._files or len(self._attribute_lines) >= MOST_HELD:
             return 0
         self._append(ATTRIBUTES, f"{line}\n".encode())
+        return self._added()
+
+    def _added(self) -> int:
         self._attributes_written += 1
         number = self._attributes_written - 1
         if len(self._attribute_lines) > _BLOCK:

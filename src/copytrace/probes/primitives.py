@@ -142,6 +142,8 @@ class Primitives(Switch):
             primitive = self._bound.get((type(argument), function.__name__))
             if primitive is None:
                 return sys.monitoring.DISABLE
+        if primitive.name in _GATHERS_ONLY and _gives_a_view(argument):
+            return None
         if _own(code):
             return sys.monitoring.DISABLE
         mark, state = recorder.mark, thread_state()
@@ -174,6 +176,14 @@ def _own(code: CodeType) -> bool:
     return code.co_filename == OWN_FILE or code.co_filename.startswith(PACKAGE)
 
 
+def _gives_a_view(argument: object) -> bool:
+    """Whether an array is in both orders, so that neither copies it."""
+    if not isinstance(argument, np.ndarray):
+        return False
+    flags = argument.flags
+    return flags.c_contiguous and flags.f_contiguous
+
+
 def _worthwhile(name: str, argument: Any) -> bool:
     if name in _UNSIZED:
         return True
@@ -182,8 +192,7 @@ def _worthwhile(name: str, argument: Any) -> bool:
     if isinstance(argument, list | tuple):
         return name in _LISTS and sum(extent[3] for extent in extents(argument)) >= SMALLEST
     if isinstance(argument, np.ndarray):
-        flags = argument.flags
-        return argument.nbytes >= SMALLEST and not (name in _GATHERS_ONLY and flags.c_contiguous and flags.f_contiguous)
+        return argument.nbytes >= SMALLEST
     return sum(extent[3] for extent in extents(argument)) >= SMALLEST
 
 
@@ -205,10 +214,9 @@ def _open(primitive: _Primitive, code: CodeType, offset: int, argument: Any) -> 
 
 
 def _ended(code: CodeType, offset: int, error: int) -> None:
-    if not _own(code):
-        pending = thread_state().pending
-        if pending and pending[-1].code is code and pending[-1].offset == offset:
-            _close(pending.pop(), error)
+    pending = thread_state().pending
+    if pending and pending[-1].code is code and pending[-1].offset == offset and not _own(code):
+        _close(pending.pop(), error)
 
 
 def _close(pending: _Pending, error: int) -> None:

@@ -4,9 +4,9 @@ imported for it.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +18,8 @@ def store_name(store: Any) -> str:
     """A store's class and in parentheses what it wraps: ``LocalStore``, ``ObjectStore(S3Store)``,
     ``LoggingStore(FsspecStore(LocalFileSystem))``.
     """
-    kind = type(store)
-    wraps = _WRAPS.get(kind)
-    if wraps is None:
-        bases = {base.__name__ for base in kind.__mro__}
-        wraps = next((attribute for name, attribute in _HELD.items() if name in bases), "")
-        _WRAPS[kind] = wraps
+    kind: type = type(store)
+    wraps = _wraps(kind)
     held = store.__dict__.get(wraps) if wraps else None
     if held is None:
         return kind.__name__
@@ -33,7 +29,13 @@ def store_name(store: Any) -> str:
 
 
 _HELD = {"WrapperStore": "_store", "ObjectStore": "store", "FsspecStore": "fs"}
-_WRAPS: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=64)
+def _wraps(kind: type) -> str:
+    """The attribute in which a store of this class has what it wraps, empty when it wraps nothing."""
+    bases = {base.__name__ for base in kind.__mro__}
+    return next((attribute for name, attribute in _HELD.items() if name in bases), "")
 
 
 def _file_system(fs: Any) -> str:
