@@ -12,6 +12,7 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from copytrace.extents import extents
 from copytrace.model import SEEN_DTYPE, SPAN_DTYPE, SiteInfo
+from copytrace.pending import Pending
 from copytrace.probes import Probe, Site
 from copytrace.recorder import native, pack_seen, pack_span, parent_span, recorder, thread_state
 from spooled import Recorded, read_spans, read_spool, recording
@@ -293,6 +295,28 @@ class TestSpool:
         spans, _, _, attributes = read_spool(tmp_path)
         assert len(spans) == 4
         assert [entry.get("label") for entry in attributes] == [None, "work 0", "work 1", "work 2", "work 3"]
+
+    @pytest.mark.parametrize("added", [True, False])
+    def test_an_interrupt_costs_no_later_span_its_description(
+        self, added: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        of, name = (Pending, "add") if native is None else (native, "add")
+        add = getattr(of, name)
+
+        def interrupted(*row: Any) -> None:
+            monkeypatch.setattr(of, name, add)
+            if added:
+                add(*row)
+            raise KeyboardInterrupt
+
+        with recording(tmp_path, attached=False):
+            monkeypatch.setattr(of, name, interrupted)
+            with pytest.raises(KeyboardInterrupt), recorder.operation("interrupted"):
+                pass
+            for number in range(3):
+                with recorder.operation(f"work {number}"):
+                    pass
+        assert [span.attributes["label"] for span in read_spans(tmp_path)] == ["work 0", "work 1", "work 2"]
 
     def test_missing_spool(self, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError):

@@ -300,18 +300,35 @@ class Recorder:
         again.
         """
         with self._lock:
-            if native is not None and self._files and native.request(self._attribute_lines, key, store):
-                return self._added()
+            if native is not None and self._files:
+                before = len(self._attribute_lines)
+                try:
+                    added = native.request(self._attribute_lines, key, store)
+                except BaseException:
+                    self._count_since(before)
+                    raise
+                if added:
+                    self._attributes_written += 1
+                    return self._last()
             return self._add(f'{{"key": {quoted(key)}, "store": {quoted(store)}}}')
 
     def _add(self, line: str) -> int:
         if not self._files or len(self._attribute_lines) >= MOST_HELD:
             return 0
-        self._append(ATTRIBUTES, f"{line}\n".encode())
-        return self._added()
-
-    def _added(self) -> int:
+        row, before = f"{line}\n".encode(), len(self._attribute_lines)
+        try:
+            self._append(ATTRIBUTES, row)
+        except BaseException:
+            self._count_since(before)
+            raise
         self._attributes_written += 1
+        return self._last()
+
+    def _count_since(self, before: int) -> None:
+        """Count the line that was added before an interrupt came, if one was."""
+        self._attributes_written += len(self._attribute_lines) > before
+
+    def _last(self) -> int:
         number = self._attributes_written - 1
         if len(self._attribute_lines) > _BLOCK:
             self._drain()
