@@ -14,7 +14,7 @@ from copytrace.naming import by_import
 from copytrace.stacks import OWN_STACK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -106,7 +106,7 @@ class Memory:
         """The rows that operations hold, which are given by their spans."""
         return np.flatnonzero(np.isin(self.operation_of_row, list(operations)) & self._held)
 
-    def high_water(self, rows: NDArray[np.int64], group: Sequence[Operation], names: Iterable[str]) -> HighWater:
+    def high_water(self, rows: NDArray[np.int64], group: Sequence[Operation], names: Collection[str]) -> HighWater:
         """When most of ``rows``, of which there are some, was held at once. ``group`` are operations of the path and
         ``names`` those of its store and of the sites that were called in it.
         """
@@ -119,7 +119,7 @@ class Memory:
         moment = int(position[at])
         sequence = int(blocks.enter[rows[at % len(rows)]])
         alive = rows[(blocks.born[rows] <= moment) & (blocks.died[rows] > moment)].tolist()
-        set_up = [row for name in self._set_up.keys() & names for row in self._set_up[name]]
+        set_up = [row for name, some in self._set_up.items() if name in names for row in some]
         kept = [row for row in set_up if blocks.born[row] <= moment < blocks.died[row]]
         opened = {op.root.id for op in group if op.root.enter <= sequence < op.root.exit}
         return HighWater(int(held[highest]), alive, kept, opened)
