@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ class Spool:
 
     def __init__(self, spool: Path) -> None:
         lines = (spool / SITES).read_bytes().split(b"\n")[:-1]
-        self.sites = tuple(SiteInfo(**json.loads(line)) for line in lines)
+        self.sites = tuple(map(_site, lines))
         self.attributes = Lines(Spooled(spool, ATTRIBUTES, FILES[ATTRIBUTES]))
         self._spans = Table(Spooled(spool, SPANS, FILES[SPANS]), SPAN_DTYPE, "enter")
         self._seen = Table(Spooled(spool, SEEN, FILES[SEEN]), SEEN_DTYPE, "span")
@@ -56,6 +57,12 @@ class Spool:
         """Those of which site and attributes are there."""
         known = (spans["site"] < len(self.sites)) & (spans["attributes"] < self.attributes.count)
         return spans[known & (spans["parent"] < spans["id"]) & (spans["id"] < MUTED)]
+
+
+@lru_cache(maxsize=1024)
+def _site(line: bytes) -> SiteInfo:
+    """The site that a line describes; those of a process are the same in each session."""
+    return SiteInfo(**json.loads(line))
 
 
 class Table:
