@@ -428,7 +428,7 @@ class PathSums:
 
     def _step(self, sums: _Sums, peak: _Peak, versions: Mapping[str, str]) -> Step:
         name, into = sums.name, sums.destination
-        joins = sums.kind == "copy" and max(sums.destinations.count, 1) * 2 <= sums.sources.count and not sums.mover
+        joins = sums.kind == "copy" and 0 < sums.destinations.count * 2 <= sums.sources.count and not sums.mover
         return Step(
             kind="join" if joins else sums.kind,
             source=sums.source.id if sums.source else None,
