@@ -130,6 +130,14 @@ def test_any_text_is_a_name(text: str) -> None:
     crate_of(readable(text))
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [("()()", ""), ("f(int)(char)", "f"), ("A::operator()(int) const", "A::operator()"), ("operator()", "operator()")],
+)
+def test_parameters_are_left_out_but_not_the_name_of_an_operator(name: str, shown: str) -> None:
+    assert readable(name) == shown == readable(readable(name))
+
+
 def test_a_long_name_that_cannot_be_demangled_is_cut_too() -> None:
     long = "_RINvMNt" + "x" * 300
     assert len(readable(f"{long}.llvm.17")) == MOST_CHARACTERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import array
 import asyncio
 import itertools
-import json
 import mmap
 import os
 import sys
@@ -470,18 +469,3 @@ class TestFailures:
                 recorder.failed(ValueError("first"), "here")
         finally:
             recorder.end()
-
-
-plain = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=260)
-
-
-@pytest.mark.skipif(native is None, reason="the extension is not built: requests are described in Python")
-@given(st.text(max_size=12) | plain, st.sampled_from(["LocalStore", 'a "store"', "é"]) | plain)
-def test_a_request_is_described_as_in_python_or_not_at_all(key: str, store: str) -> None:
-    rows = bytearray(b"{}\n")
-    assert native is not None
-    added = native.request(rows, key, store)
-    line = json.dumps({"key": key, "store": store}) + "\n"
-    assert rows == b"{}\n" + (line.encode() if added else b"")
-    easy = json.dumps(key)[1:-1] == key and json.dumps(store)[1:-1] == store
-    assert added == easy or len(line) > 480

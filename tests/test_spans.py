@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from copytrace import spans
 from copytrace.extents import extents
@@ -133,3 +136,18 @@ def test_every_thread_has_its_own_state() -> None:
         thread.join()
     look()
     assert len({id(state) for state in states}) == 4
+
+
+plain = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=260)
+
+
+@needs_extension
+@given(st.text(max_size=12) | plain, st.sampled_from(["LocalStore", 'a "store"', "é"]) | plain)
+def test_a_request_is_described_as_in_python_or_not_at_all(key: str, store: str) -> None:
+    rows = bytearray(b"{}\n")
+    assert native is not None
+    added = native.request(rows, key, store)
+    line = json.dumps({"key": key, "store": store}) + "\n"
+    assert rows == b"{}\n" + (line.encode() if added else b"")
+    easy = json.dumps(key)[1:-1] == key and json.dumps(store)[1:-1] == store
+    assert added == easy or len(line) > 480

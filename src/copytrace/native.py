@@ -59,7 +59,9 @@ _TAKEN_FOR_CPP = re.compile(r"[\w.$:]+::h[0-9a-f]{16}$")
 _SUFFIX = re.compile(r"\.(?:llvm|cold|part|isra|constprop|lto_priv|localalias|\d).*$")
 _CLOSURE = re.compile(r"(?:::)?\{\{?(?:closure|shim|vtable|reify)[^}]*\}?\}")
 _PLAIN_TYPE = re.compile(r"^<([\w:]+)>(?=::)")
-_PARAMETERS = re.compile(r"\((?!anonymous namespace\))(?:[^()]|\([^()]*\))*\)(?: const)?(?: ?\[clone [^]]*\]?)*$")
+_PARAMETERS = re.compile(
+    r"(?:(?<!operator)\((?!anonymous namespace\))(?:[^()]|\([^()]*\))*\)(?: const)?(?: ?\[clone [^]]*\]?)*)+$"
+)
 _PATH_ROOT = re.compile(r"(?<![\w:])([a-z_]\w*)::")
 
 
@@ -173,6 +175,11 @@ def readable(symbol: str) -> str:
     >>> readable("_ZN12object_store5local10read_range17h0123456789abcdefE")
     'object_store::local::read_range'
     """
+    name = _read(symbol)
+    return name if name == symbol else readable(name)
+
+
+def _read(symbol: str) -> str:
     name = _PARAMETERS.sub("", demangle(symbol))
     short = _shorten(name) if "::" in name else _SUFFIX.sub("", name)
     if crate_of(short) in RUNTIME_CRATES and not short.startswith("core::ptr::drop"):
