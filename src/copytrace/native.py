@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS = 160
 """Longer readable names are cut in the middle."""
+_CUT = "…"
 
 RUNTIME_CRATES = frozenset(
     {
@@ -175,19 +176,21 @@ def readable(symbol: str) -> str:
     >>> readable("_ZN12object_store5local10read_range17h0123456789abcdefE")
     'object_store::local::read_range'
     """
-    name = _read(symbol)
-    return name if name == symbol else readable(name)
+    name, before = _read(symbol), symbol
+    while name != before:
+        name, before = _read(name), name
+    half = MOST_CHARACTERS // 2
+    return name if len(name) <= MOST_CHARACTERS else f"{name[: half - 1]}{_CUT}{name[-half:]}"
 
 
 def _read(symbol: str) -> str:
+    if _CUT in symbol:
+        return symbol
     name = _PARAMETERS.sub("", demangle(symbol))
     short = _shorten(name) if "::" in name else _SUFFIX.sub("", name)
     if crate_of(short) in RUNTIME_CRATES and not short.startswith("core::ptr::drop"):
         inner = (_shorten(path) for path in _closures(name))
         short = next((path for path in inner if crate_of(path) not in RUNTIME_CRATES), short)
-    if len(short) > MOST_CHARACTERS:
-        half = MOST_CHARACTERS // 2
-        short = f"{short[: half - 1]}…{short[-half:]}"
     return short
 
 
