@@ -307,6 +307,19 @@ def test_children_that_nobody_waits_for(tmp_path: Path) -> None:
     assert set(statuses(report).values()) == {"complete"}
 
 
+def test_a_child_that_begins_when_the_program_is_over(tmp_path: Path) -> None:
+    body = """
+    from copytrace import follow
+    record = follow.record
+    follow.record = lambda *arguments: (time.sleep(0.5), record(*arguments))  # nothing tells of it until then
+    if __name__ == "__main__":
+        multiprocessing.get_context("fork").Process(target=copies, args=(2,)).start()
+        copies(1)
+    """
+    report, _ = run(tmp_path, body)
+    assert work(report) == {"main": [(1, 1)], "ForkProcess-1": [(1, 2)]}
+
+
 @keeps_marks
 def test_a_child_that_goes_on(tmp_path: Path) -> None:
     body = """

@@ -195,10 +195,14 @@ def execute(plan: Run) -> None:
 
 
 def _children_run(plan: Run) -> bool:
-    """Whether processes are alive that the interpreter may wait for when it ends, as those of multiprocessing."""
+    """Whether processes are alive that the interpreter may wait for when it ends, as those of multiprocessing, of which
+    the newest may not have begun.
+    """
     from copytrace.follow import DIRECTORY, running
 
-    return running(plan.partial / DIRECTORY)
+    multiprocessing = sys.modules.get("multiprocessing")
+    started = multiprocessing.active_children() if multiprocessing is not None else []
+    return bool(started) or running(plan.partial / DIRECTORY)
 
 
 def _show(ending: BaseException | None) -> BaseException | None:
