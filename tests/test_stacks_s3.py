@@ -76,7 +76,9 @@ def test_s3fs_over_http_copies_five_times_on_a_write_and_three_times_on_a_read(t
     kept = [buffer for buffer in write.buffers if buffer.role == "temporary" and buffer.peak_bytes > 1 << 20]
     (model,) = [buffer for buffer in kept if buffer.site.function == "botocore.loaders.JSONFileLoader._load_file"]
     assert model.layer == "botocore"
-    assert write.extra_at_peak_bytes == pytest.approx(2 * SIZE + model.peak_bytes, rel=0.05)
+    held = sum(buffer.peak_bytes for buffer in write.buffers if buffer.role == "temporary")
+    assert model.peak_bytes > held / 2
+    assert write.extra_at_peak_bytes == pytest.approx(2 * SIZE + held, rel=0.05)
     assert {"aiohttp.payload.BytesIOPayload.__init__", "aiohttp.payload.BytesIOPayload.write_with_length"} <= functions(
         write
     )
